@@ -1,0 +1,205 @@
+"""Command line: `python -m pop_core generate|compare|quality|bench ...`, also what CI and the README measure with.
+
+`--json` prints one JSON object as the last line of stdout. Input that cannot be used is one sentence on stderr and exit
+code 2.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from .errors import PopError
+from .plan import FITTED, OWN, Plan, PrefillCut, whole_number
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with one sentence instead of the usage in front of an error."""
+
+    def error(self, message: str):
+        print(f"{self.prog}: {message}", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    options = build_parser().parse_args(arguments)
+    try:
+        result = options.run(options)
+    except PopError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+    print(json.dumps(result, allow_nan=False) if options.json else _readable(result))
+    return 0
+
+
+def build_parser() -> Parser:
+    """The four commands and their options."""
+    parser = Parser(prog="python -m pop_core", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
+
+    generate = _command(commands, "generate", _generate, "answer a prompt under a plan")
+    _prompt_options(generate)
+    compare = _command(commands, "compare", _compare, "answer a prompt dense and under a plan, and time both")
+    _prompt_options(compare)
+    compare.add_argument("--repeats", type=_count, default=3, help="timed prefills of each variant")
+
+    quality = _command(commands, "quality", _quality, "KL, loss and agreement on a text")
+    quality.add_argument("--text", required=True, metavar="FILE")
+    _counts(quality, prompt_tokens=448, new_tokens=64, segments=12)
+
+    bench = commands.add_parser("bench", help="speed against the stock forward and the limit")
+    benches = bench.add_subparsers(dest="bench", required=True, parser_class=Parser)
+    prefill = _command(benches, "prefill", _bench_prefill, "time to read a prompt")
+    _counts(prefill, tokens=1024, repeats=5)
+    decode = _command(benches, "decode", _bench_decode, "time to write a token")
+    _counts(decode, prompt_tokens=256, new_tokens=64)
+    return parser
+
+
+def _command(commands, name: str, run, help: str) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=help)
+    command.set_defaults(run=run)
+    command.add_argument("--model", default="smollm2", help="smollm2, gemma3-270m, a hub id, a folder or a .gguf file")
+    command.add_argument("--device", default="auto")
+    command.add_argument("--dtype", default="auto")
+    command.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    plan = command.add_argument_group("plan (nothing is skipped without --cutoff)")
+    plan.add_argument("--cutoff", type=_count, help="layers kept for the prompt")
+    plan.add_argument("--kv", choices=(OWN, FITTED), default=OWN, help="projections of the skipped layers")
+    plan.add_argument("--sinks", type=_count, default=0, help="first tokens that run every layer")
+    plan.add_argument("--boundary", type=_count, default=1, help="last tokens that run every layer")
+    return command
+
+
+def _prompt_options(command) -> None:
+    text = command.add_mutually_exclusive_group(required=True)
+    text.add_argument("--prompt", metavar="TEXT")
+    text.add_argument("--prompt-file", metavar="FILE")
+    command.add_argument("--plain", action="store_true", help="no chat template")
+    command.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends the answer; repeatable")
+    command.add_argument("--max-new-tokens", type=_count, default=64)
+    command.add_argument("--temperature", type=float, default=0.0)
+    command.add_argument("--top-p", type=float, default=1.0)
+    command.add_argument("--top-k", type=_count, default=0)
+    command.add_argument("--seed", type=_count, default=0)
+
+
+def _counts(command, **defaults: int) -> None:
+    for name, default in defaults.items():
+        command.add_argument("--" + name.replace("_", "-"), type=_count, default=default)
+
+
+def _count(text: str) -> int:
+    try:
+        return whole_number(text, "value")
+    except PopError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def _generate(options) -> dict:
+    engine = _engine(options)
+    return engine.generate(_text(options), _plan(options), _sampling(options), _chat(options)).to_dict()
+
+
+def _compare(options) -> dict:
+    from .compare import compare
+
+    result = compare(
+        _engine(options),
+        _text(options),
+        _plan(options),
+        sampling=_sampling(options),
+        chat=_chat(options),
+        repeats=options.repeats,
+    )
+    return result.to_dict()
+
+
+def _quality(options) -> dict:
+    from . import quality
+
+    engine, counts = _engine(options), (options.prompt_tokens, options.new_tokens, options.segments)
+    segments = quality.text_segments(engine, _file(options.text), *counts)
+    return quality.measure(engine, segments, options.prompt_tokens, [_plan(options)])[0].to_dict()
+
+
+def _bench_prefill(options) -> dict:
+    from .bench import bench_prefill
+
+    return bench_prefill(_engine(options), options.tokens, _plan(options), options.repeats)
+
+
+def _bench_decode(options) -> dict:
+    from .bench import bench_decode
+
+    return bench_decode(_engine(options), options.prompt_tokens, options.new_tokens, _plan(options))
+
+
+def _plan(options) -> Plan:
+    if options.cutoff is None:
+        return Plan()
+    return Plan(PrefillCut(options.cutoff, options.kv, options.sinks, options.boundary))
+
+
+def _sampling(options):
+    from .sampling import Sampling
+
+    return Sampling(
+        options.max_new_tokens, options.temperature, options.top_p, options.top_k, options.seed, tuple(options.stop)
+    )
+
+
+def _chat(options) -> bool | None:
+    return False if options.plain else None
+
+
+def _engine(options):
+    """The model, ready for the plan: fitted projections are fitted here if this is their first use."""
+    from . import kv_fit
+    from .engine import Engine
+    from .loading import load_model
+
+    plan = _plan(options)
+    engine = Engine(load_model(options.model, options.device, options.dtype, progress=_progress))
+    for notice in engine.loaded.notices:
+        print(notice, file=sys.stderr)
+    plan.check(engine.spec.layers)
+    kv_fit.ensure(engine, plan, _progress)
+    return engine
+
+
+def _text(options) -> str:
+    return options.prompt if options.prompt is not None else _file(options.prompt_file)
+
+
+def _file(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except OSError as error:
+        raise PopError(f"The file '{name}' cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise PopError(f"The file '{name}' is not UTF-8 text.") from None
+
+
+def _progress(fraction: float, text: str) -> None:
+    print(f"\r{fraction:4.0%} {text}", end="" if fraction < 1 else "\n", file=sys.stderr, flush=True)
+
+
+def _readable(result: dict, indent: str = "") -> str:
+    lines = []
+    for name, value in result.items():
+        if isinstance(value, dict):
+            lines.append(f"{indent}{name}:\n{_readable(value, indent + '  ')}")
+        elif isinstance(value, float):
+            lines.append(f"{indent}{name}: {value:.4g}")
+        elif not isinstance(value, list) or len(value) <= 4:
+            lines.append(f"{indent}{name}: {value}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

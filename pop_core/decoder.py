@@ -1,0 +1,152 @@
+"""Our own loop over a loaded model's modules: embedding, block (attention, FFN), head.
+
+The loop calls modules and never reads their weights, so quantised and offloaded layers work. What differs between the
+stages (which keys a query sees, where keys are stored) is the `attend` argument of `Decoder.block`; the stages are in
+`prefill.py` and `decode.py`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from .families import FULL, SLIDING, DecoderSpec
+
+# (layer, queries [B, heads, T, D], keys and values [B, kv_heads, T, D]) -> [B, heads, T, D]
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+# layer type -> cos and sin, each [B, 1, T, D]
+Rope = dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+class Decoder:
+    """The loop over one model. Holds no state of any run; several runs may use it at once."""
+
+    def __init__(self, model, spec: DecoderSpec):
+        body = model.model
+        self.spec = spec
+        self.embed_tokens, self.layers, self.norm, self.rotary = (
+            body.embed_tokens,
+            body.layers,
+            body.norm,
+            body.rotary_emb,
+        )
+        self.lm_head = model.lm_head
+        self.devices = [_device_of(layer) for layer in self.layers]
+        self.head_device = _device_of(self.lm_head)
+        self.dtype = self.norm.weight.dtype
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Token ids `[B, T]` to the residual stream `[B, T, hidden]`."""
+        return self.embed_tokens(ids)
+
+    def block(self, i: int, h: torch.Tensor, rope: Rope, attend: Attend) -> torch.Tensor:
+        """One layer on the residual stream `[B, T, hidden]`."""
+        layer, post_norms = self.layers[i], self.spec.post_norms
+        h = h.to(self.devices[i])  # layers of one model may live on several devices
+        branch = self.attention(i, layer.input_layernorm(h), rope, attend)
+        h = h + (layer.post_attention_layernorm(branch) if post_norms else branch)
+        branch = self.ffn(i, (layer.pre_feedforward_layernorm if post_norms else layer.post_attention_layernorm)(h))
+        return h + (layer.post_feedforward_layernorm(branch) if post_norms else branch)
+
+    def attention(self, i: int, x: torch.Tensor, rope: Rope, attend: Attend) -> torch.Tensor:
+        """The attention branch on normalised input `[B, T, hidden]`."""
+        part = self.layers[i].self_attn
+        q, k, v = self.heads(part.q_proj(x)), self.heads(part.k_proj(x)), self.heads(part.v_proj(x))
+        if self.spec.qk_norm:
+            q, k = part.q_norm(q), part.k_norm(k)
+        turn = self.rope_of(i, rope)
+        mixed = attend(i, rotate(q.transpose(1, 2), turn), rotate(k.transpose(1, 2), turn), v.transpose(1, 2))
+        return part.o_proj(mixed.transpose(1, 2).flatten(2))
+
+    def ffn(self, i: int, x: torch.Tensor) -> torch.Tensor:
+        """The feed-forward branch on normalised input `[B, T, hidden]`."""
+        part = self.layers[i].mlp
+        return part.down_proj(part.act_fn(part.gate_proj(x)) * part.up_proj(x))
+
+    def head(self, h: torch.Tensor) -> torch.Tensor:
+        """The residual stream `[B, T, hidden]` to logits `[B, T, vocab]`."""
+        logits = self.lm_head(self.norm(h.to(_device_of(self.norm))).to(self.head_device))
+        cap = self.spec.logit_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def heads(self, x: torch.Tensor) -> torch.Tensor:
+        """`[B, T, n * head_dim]` to `[B, T, n, head_dim]`."""
+        return x.unflatten(-1, (-1, self.spec.head_dim))
+
+    def rope_of(self, i: int, rope: Rope) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cos and sin for layer `i`, on its device."""
+        cos, sin = rope[self.spec.layer_types[i]]
+        return cos.to(self.devices[i]), sin.to(self.devices[i])
+
+
+@dataclass
+class Positions:
+    """Where the tokens of one run stand: rope tables by slot, and the left padding of each row.
+
+    `tables`: layer type -> cos and sin `[B or 1, capacity, D]`. `pad`: `[B]` slots to the left of each row's first
+    token, or None when no row has any.
+    """
+
+    tables: dict[str, tuple[torch.Tensor, torch.Tensor]]
+    pad: torch.Tensor | None = None
+
+    @classmethod
+    def build(cls, decoder: Decoder, capacity: int, device, pad: torch.Tensor | None = None) -> "Positions":
+        """Tables for slots `0 .. capacity-1` from the model's own rotary module."""
+        if pad is not None and not pad.any():
+            pad = None
+        slots = torch.arange(capacity, device=device)[None]
+        positions = slots if pad is None else (slots - pad[:, None]).clamp(min=0)
+        like = torch.empty(0, device=device, dtype=decoder.dtype)
+        if decoder.spec.rope_by_type:
+            kinds = set(decoder.spec.layer_types)
+            return cls({kind: decoder.rotary(like, positions, kind) for kind in kinds}, pad)
+        table = decoder.rotary(like, positions)
+        return cls({FULL: table, SLIDING: table}, pad)
+
+    def span(self, start: int, stop: int) -> Rope:
+        """The tables of slots `start .. stop-1`."""
+        return {kind: tuple(t[:, None, start:stop] for t in pair) for kind, pair in self.tables.items()}
+
+    def take(self, slots: torch.Tensor) -> Rope:
+        """The tables of the given slots, `[B or 1, R]`."""
+        index = slots[..., None]
+        return {kind: tuple(t.take_along_dim(index, 1)[:, None] for t in pair) for kind, pair in self.tables.items()}
+
+    def mask(self, queries: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:
+        """Which keys each query sees: bool `[B or 1, 1, Q, K]` from slots `[B or 1, Q]` and `[K]`.
+
+        A query in the padding sees itself, so that no row of the softmax is empty; nothing ever looks at it.
+        """
+        q, k = queries[:, None, :, None], keys[None, None, None, :]
+        seen = k <= q
+        if window is not None:
+            seen = seen & (k > q - window)
+        if self.pad is not None:
+            seen = seen & (k >= self.pad[:, None, None, None]) | (k == q)
+        return seen
+
+
+def rotate(x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Rotary position embedding of `[B, n, T, D]` by cos and sin `[B, 1, T, D]` (halves, as in Llama)."""
+    cos, sin = turn
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def attend_to(spec: DecoderSpec, q, k, v, mask: torch.Tensor | None = None, causal: bool = False) -> torch.Tensor:
+    """Softmax attention with grouped queries; `[B, heads, Q, D]` over `[B, kv_heads, K, D]`."""
+    mask = mask if mask is None else mask.to(q.device)
+    return scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal, scale=spec.softmax_scale, enable_gqa=spec.heads != spec.kv_heads
+    )
+
+
+def _device_of(module) -> torch.device:
+    """Where a module computes; offloaded modules keep their weights elsewhere and say so in accelerate's hook."""
+    for part in module.modules():
+        hook = getattr(part, "_hf_hook", None)
+        if getattr(hook, "execution_device", None) is not None:
+            return torch.device(hook.execution_device)
+    return next(module.parameters()).device

@@ -1,0 +1,120 @@
+"""One `DecoderSpec` per architecture, read from the config before any weight is.
+
+Everything that the decoder loop needs to know about a family is a field here; the loop itself has no family names.
+"""
+
+from dataclasses import dataclass
+
+from .errors import UnsupportedModel
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """The shape and the habits of one decoder-only language model.
+
+    `layer_types[i]` is `FULL` or `SLIDING`; a sliding layer sees the last `window` tokens, itself included.
+    `softmax_scale` multiplies query-key products. `qk_norm`: queries and keys are normalised per head before RoPE.
+    `post_norms`: each branch is normalised again before it joins the residual stream (Gemma 3).
+    `norm_offset`: an RMS norm multiplies by `norm_offset + weight` (1 for Gemma). `rope_by_type`: sliding and full
+    layers rotate with different bases (Gemma 3). `logit_softcap`: logits pass through `cap * tanh(x / cap)`.
+    """
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    max_positions: int
+    layer_types: tuple[str, ...]
+    window: int | None
+    softmax_scale: float
+    rms_eps: float
+    qk_norm: bool = False
+    post_norms: bool = False
+    norm_offset: float = 0.0
+    rope_by_type: bool = False
+    logit_softcap: float | None = None
+
+    @property
+    def kv_width(self) -> int:
+        """Channels of the keys (and of the values) of one token in one layer."""
+        return self.kv_heads * self.head_dim
+
+    def layer_window(self, layer: int) -> int | None:
+        """Tokens a layer sees, or None when it sees all of them."""
+        return self.window if self.layer_types[layer] == SLIDING else None
+
+
+# model_type in config.json -> the name people know it by
+FAMILIES = {
+    "llama": "Llama (2, 3, SmolLM)",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "gemma3_text": "Gemma 3 (text)",
+}
+
+
+def supported_families() -> str:
+    """The families in one phrase, for messages."""
+    names = list(FAMILIES.values())
+    return ", ".join(names[:-1]) + " and " + names[-1]
+
+
+def read_spec(config) -> DecoderSpec:
+    """The spec of a `transformers` config. Raises `UnsupportedModel` for anything the decoder would get wrong."""
+    family = config.model_type
+    if family not in FAMILIES:
+        raise UnsupportedModel(f"The architecture '{family}' is not supported; use one of {supported_families()}.")
+    _refuse_unsupported_options(config)
+    gemma = family == "gemma3_text"
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return DecoderSpec(
+        family=family,
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        heads=heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=head_dim,
+        ffn=config.intermediate_size,
+        vocab=config.vocab_size,
+        max_positions=config.max_position_embeddings,
+        layer_types=_layer_types(config),
+        window=getattr(config, "sliding_window", None),
+        softmax_scale=(config.query_pre_attn_scalar if gemma else head_dim) ** -0.5,
+        rms_eps=config.rms_norm_eps,
+        qk_norm=family in ("qwen3", "gemma3_text"),
+        post_norms=gemma,
+        norm_offset=1.0 if gemma else 0.0,
+        rope_by_type=gemma,
+        logit_softcap=getattr(config, "final_logit_softcapping", None),
+    )
+
+
+def _layer_types(config) -> tuple[str, ...]:
+    if config.model_type == "mistral":  # its config has no list: a window, where there is one, holds for all layers
+        return (SLIDING if config.sliding_window else FULL,) * config.num_hidden_layers
+    types = getattr(config, "layer_types", None)
+    return tuple(types) if types else (FULL,) * config.num_hidden_layers
+
+
+def _refuse_unsupported_options(config) -> None:
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)}
+    if moving := kinds & {"dynamic", "longrope"}:  # they rewrite the model's frequencies as a prompt grows
+        raise UnsupportedModel(
+            f"RoPE scaling of type '{moving.pop()}' is not supported; 'default', 'linear', 'llama3' and 'yarn' are."
+        )
+    if getattr(config, "attn_logit_softcapping", None):
+        raise UnsupportedModel("Attention with logit soft-capping (as in Gemma 2) is not supported.")
+    if getattr(config, "use_bidirectional_attention", False):
+        raise UnsupportedModel("A model with bidirectional attention cannot be run as a decoder.")
+    unknown = set(_layer_types(config)) - {FULL, SLIDING}
+    if unknown:
+        raise UnsupportedModel(f"Layers of type '{unknown.pop()}' are not supported; '{FULL}' and '{SLIDING}' are.")

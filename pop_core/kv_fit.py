@@ -1,0 +1,193 @@
+"""Fitted K/V projections (ours): what a skipped layer's keys and values would have been, guessed from the cutoff.
+
+The paper feeds `h_c` to weights that expect `h_l`. Here each skipped layer gets a ridge regression from
+`x = h_c / rms(h_c)` to the dense model's own `[K_l; V_l]` before key norm and RoPE, fitted on the residual against the
+own-weight projection, with centred features and a bias. The result has the shape of the own projection, so it costs
+nothing at run time. One pass over the calibration text serves every cutoff. Method and measured values: README.
+"""
+
+import hashlib
+import time
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from .cache import KVCache
+from .decoder import Decoder, Positions
+from .embedded import cache_dir
+from .errors import PopError
+from .kv_projection import FusedProjection, folded_weight, require_readable, unit_rms
+from .plan import DENSE, FITTED, Plan
+from .prefill import PromptAttention
+from .text import bos_ids, encode_text
+from .timing import interleaved
+
+CALIBRATION = Path(__file__).parent.parent / "assets" / "calibration"
+SEGMENT = 512  # tokens read at once
+LEFT_OUT = 4  # first positions of a segment: attention sinks, whose huge activations would rule the regression
+RIDGE = 0.1  # lambda, as a share of the mean feature energy
+EQUATIONS = 1.3  # reading plus accumulating and solving, over reading alone (measured on smollm2)
+MEMORY = 2 << 30  # bytes that the normal equations of one pass may take
+
+
+def fitted_path(identity: str, cutoff: int) -> Path:
+    """Where the projections of these weights and this calibration text are kept."""
+    return cache_dir() / "fitted" / f"{identity[:20]}-{_calibration_key()}" / f"cutoff-{cutoff}.safetensors"
+
+
+def is_fitted(identity: str, cutoff: int) -> bool:
+    return fitted_path(identity, cutoff).exists()
+
+
+def load(decoder: Decoder, identity: str, cutoff: int) -> FusedProjection:
+    """The fitted projection of a cutoff. Raises `PopError` if it was not fitted yet."""
+    path = fitted_path(identity, cutoff)
+    if not path.exists():
+        raise PopError(f"No projections are fitted for cutoff {cutoff} yet; fit them first, or use own projections.")
+    try:
+        with safe_open(path, "pt", device=str(decoder.devices[cutoff - 1])) as file:
+            weight, bias = file.get_tensor("weight"), file.get_tensor("bias")
+    except Exception as error:
+        raise PopError(f"The fitted projections in {path.name} cannot be read ({error}); fit them again.") from None
+    return FusedProjection(cutoff, weight.to(decoder.dtype), bias.to(decoder.dtype))
+
+
+def ensure(engine, plan: Plan, progress=None, checkpoint=None) -> None:
+    """Fit what a plan needs, if it needs anything that is not on disk yet. Holds the model while it works."""
+    cut, decoder = plan.prefill, engine.decoder
+    if cut is None or cut.kv != FITTED or cut.cutoff >= decoder.spec.layers:
+        return
+    identity = engine.loaded.identity()
+    if not is_fitted(identity, cut.cutoff):
+        with engine.exclusive(checkpoint or (lambda: None)):
+            segments = calibration_segments(engine.loaded.tokenizer)
+            fit(decoder, identity, segments, cutoffs_to_fit(decoder, cut.cutoff), progress, checkpoint)
+
+
+def estimate_seconds(engine) -> float:
+    """About how long fitting takes on this machine: one short dense read, scaled to the calibration text."""
+    sample = engine.token_ids([0] * (SEGMENT // 4))
+    with engine.exclusive():
+        times = interleaved({"read": lambda: engine.read(sample, DENSE, 0)}, 1, engine.loaded.device)
+    tokens = sum(map(len, calibration_segments(engine.loaded.tokenizer)))
+    return times["read"][0] / 1e3 * tokens / (SEGMENT // 4) * EQUATIONS
+
+
+def cutoffs_to_fit(decoder: Decoder, wanted: int) -> list[int]:
+    """The cutoffs of one pass: `wanted` and, where their equations fit in memory, all from half the layers up."""
+    spec = decoder.spec
+    every = sorted({wanted, *range(max(1, spec.layers // 2), spec.layers)})
+    need = sum(4 * spec.hidden * (spec.hidden + 2 * spec.kv_width * (spec.layers - c)) for c in every)
+    return every if need <= MEMORY else [wanted]
+
+
+def calibration_segments(tokenizer) -> list[list[int]]:
+    """The bundled text as segments of at most `SEGMENT` ids, each with BOS where the model has one."""
+    bos, segments = bos_ids(tokenizer), []
+    for path in sorted(CALIBRATION.glob("*.txt")):
+        ids = encode_text(tokenizer, path.read_text(encoding="utf-8"))
+        size = SEGMENT - len(bos)
+        segments += [bos + ids[at : at + size] for at in range(0, len(ids), size)]
+    return [segment for segment in segments if len(segment) > 2 * LEFT_OUT]
+
+
+def fit(
+    decoder: Decoder, identity: str, segments: list[list[int]], cutoffs: list[int], progress=None, checkpoint=None
+) -> float:
+    """Fit and save the projections of `cutoffs`; returns the seconds it took.
+
+    segments: token ids, 1-D each. progress: called with a fraction and a sentence. checkpoint: may raise to abandon
+    the fit; nothing is saved then. Raises `PopError` for packed or offloaded weights.
+    """
+    require_readable(decoder, "Fitting projections")
+    start = time.perf_counter()
+    with torch.inference_mode():
+        equations = {c: _NormalEquations(decoder, c) for c in cutoffs}
+        for count, segment in enumerate(segments):
+            if checkpoint:
+                checkpoint()
+            features = _features(decoder, segment, min(cutoffs))
+            targets = {i: torch.nn.functional.linear(x, _weight(decoder, i)) for i, x in features.items()}
+            for c, equation in equations.items():
+                equation.add(features[c], torch.cat([targets[i] for i in range(c, decoder.spec.layers)], dim=1))
+            if progress:
+                progress(
+                    (count + 1) / (len(segments) + 1), f"fitting projections: {count + 1} of {len(segments)} texts"
+                )
+        for c, equation in equations.items():
+            _save(fitted_path(identity, c), equation.solve())
+    return time.perf_counter() - start
+
+
+class _NormalEquations:
+    """Sums over tokens for one cutoff: enough to solve the regression, small enough to keep for every cutoff."""
+
+    def __init__(self, decoder: Decoder, cutoff: int):
+        spec, device = decoder.spec, decoder.devices[cutoff - 1]
+        folded = [folded_weight(decoder, i) for i in range(cutoff, spec.layers)]
+        self.own = torch.cat([weight.to(device) for weight, _ in folded])  # [S * 2 * kv_width, hidden]
+        biases = [bias for _, bias in folded if bias is not None]
+        self.own_bias = torch.cat([b.to(device) for b in biases]) if biases else torch.zeros(len(self.own)).to(device)
+        self.count = 0
+        self.sum_x = torch.zeros(spec.hidden, device=device)
+        self.sum_y = torch.zeros(len(self.own), device=device)
+        self.xx = torch.zeros(spec.hidden, spec.hidden, device=device)
+        self.xy = torch.zeros(spec.hidden, len(self.own), device=device)
+
+    def add(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """x: `[N, hidden]` features at the cutoff; y: `[N, S * 2 * kv_width]` the dense model's K and V, no bias."""
+        x, y = x.to(self.xx.device), y.to(self.xx.device)
+        self.count += len(x)
+        self.sum_x += x.sum(0)
+        self.sum_y += y.sum(0)
+        self.xx += x.T @ x
+        self.xy += x.T @ y
+
+    def solve(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The projection's weight `[S * 2 * kv_width, hidden]` and bias."""
+        own, xx = self.own.double(), self.xx.double()
+        mean_x, mean_y = self.sum_x.double() / self.count, self.sum_y.double() / self.count
+        mean_r = mean_y - own @ mean_x  # the residual: what the own weights miss
+        gram = xx - self.count * torch.outer(mean_x, mean_x)
+        cross = self.xy.double() - xx @ own.T - self.count * torch.outer(mean_x, mean_r)
+        gram.diagonal().add_(RIDGE * gram.diagonal().mean())
+        correction = torch.cholesky_solve(cross, torch.linalg.cholesky(gram))
+        bias = self.own_bias.double() + mean_r - mean_x @ correction
+        return (own + correction.T).float(), bias.float()
+
+
+def _features(decoder: Decoder, segment: list[int], first: int) -> dict[int, torch.Tensor]:
+    """Dense forward of one segment: layer -> `h / rms(h)` before it, `[N - LEFT_OUT, hidden]`, from layer `first` up."""
+    spec, ids = decoder.spec, torch.tensor([segment], device=decoder.devices[0])
+    cache = KVCache(spec, 1, len(segment), decoder.devices, decoder.dtype)
+    positions = Positions.build(decoder, len(segment), ids.device)
+    attend, rope = PromptAttention(decoder, cache, positions, len(segment)), positions.span(0, len(segment))
+    h, features = decoder.embed(ids), {}
+    for i in range(spec.layers):
+        if i >= first:
+            features[i] = unit_rms(h[0, LEFT_OUT:], spec.rms_eps)
+        if i < spec.layers - 1:  # the last layer's own output is nobody's key or value
+            h = decoder.block(i, h, rope, attend)
+    return features
+
+
+def _weight(decoder: Decoder, i: int) -> torch.Tensor:
+    return folded_weight(decoder, i)[0]
+
+
+def _save(path: Path, projection: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """Write beside and rename, so that a file that exists is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    weight, bias = projection
+    part = path.with_suffix(f".{time.time_ns()}.part")
+    save_file({"weight": weight.cpu().contiguous(), "bias": bias.cpu().contiguous()}, part)
+    part.replace(path)
+
+
+def _calibration_key() -> str:
+    digest = hashlib.sha256(repr((SEGMENT, LEFT_OUT, RIDGE)).encode())
+    for path in sorted(CALIBRATION.glob("*.txt")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:8]

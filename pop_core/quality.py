@@ -1,0 +1,87 @@
+"""What a plan costs in quality: KL, loss and agreement on held-out text.
+
+Each segment's prompt is read under the plan and its continuation teacher-forced through the full model. Prompt
+log-probabilities mean nothing when layers are skipped, so only the continuation counts.
+"""
+
+from dataclasses import asdict, dataclass
+
+from .divergence import divergence, mean, negative_log_likelihood
+from .engine import Checkpoint, Engine, carry_on
+from .errors import PopError
+from .plan import DENSE, Plan
+from .text import bos_ids, encode_text
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Means over all continuation tokens, in nats. agreement: share of equal best tokens. tokens: how many."""
+
+    plan: dict
+    loss_dense: float
+    loss: float
+    kl: float
+    first_token_kl: float
+    agreement: float
+    tokens: int
+    segments: int
+    prompt_tokens: int
+    new_tokens: int
+
+    def to_dict(self) -> dict:
+        return asdict(self)
+
+
+def text_segments(engine: Engine, text: str, prompt_tokens: int, new_tokens: int, count: int) -> list[list[int]]:
+    """`count` consecutive pieces of `prompt_tokens + new_tokens` ids, each with BOS where the model has one.
+
+    Raises `PopError` when the text is too short or a piece longer than the model's context.
+    """
+    for number, name in ((prompt_tokens, "prompt tokens"), (new_tokens, "new tokens"), (count, "segments")):
+        if number < 1:
+            raise PopError(f"The number of {name} is {number}; it must be at least 1.")
+    engine.check_length(prompt_tokens, new_tokens)
+    bos = bos_ids(engine.loaded.tokenizer)
+    ids, size = encode_text(engine.loaded.tokenizer, text), prompt_tokens + new_tokens - len(bos)
+    if len(ids) < size * count:
+        raise PopError(f"The text has {len(ids):,} tokens; {count} segments of {size} need {size * count:,}.")
+    return [bos + ids[at * size : (at + 1) * size] for at in range(count)]
+
+
+def measure(
+    engine: Engine, segments: list[list[int]], prompt_tokens: int, plans: list[Plan], checkpoint: Checkpoint = carry_on
+) -> list[Quality]:
+    """The quality of each plan on the same segments; the dense model reads each segment once."""
+    for plan in plans:
+        plan.check(engine.spec.layers)
+    sums = [{"loss": [], "kl": [], "first": [], "same": []} for _ in plans]
+    dense_losses = []
+    with engine.exclusive(checkpoint):
+        for segment in segments:
+            prompt = engine.token_ids(segment[:prompt_tokens])
+            continuation = engine.token_ids(segment[prompt_tokens:])
+            dense = engine.continuation_logits(prompt, continuation, DENSE)
+            dense_losses += negative_log_likelihood(dense, continuation[0])
+            for plan, total in zip(plans, sums, strict=True):
+                checkpoint()
+                logits = engine.continuation_logits(prompt, continuation, plan)
+                kl, same = divergence(dense, logits)
+                total["loss"] += negative_log_likelihood(logits, continuation[0])
+                total["kl"] += kl
+                total["first"].append(kl[0])
+                total["same"] += same
+    return [
+        Quality(
+            plan=plan.to_dict(),
+            loss_dense=mean(dense_losses),
+            loss=mean(total["loss"]),
+            kl=mean(total["kl"]),
+            first_token_kl=mean(total["first"]),
+            agreement=mean(total["same"]),
+            tokens=len(dense_losses),
+            segments=len(segments),
+            prompt_tokens=prompt_tokens,
+            new_tokens=len(segments[0]) - prompt_tokens,
+        )
+        for plan, total in zip(plans, sums, strict=True)
+    ]

@@ -1,0 +1,55 @@
+"""The one place where time is measured: warm-up, interleaving, device synchronisation, medians and spread."""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from .run import median, ratio
+
+Task = Callable[[], object]
+
+
+def milliseconds(task: Task, device: torch.device) -> float:
+    """How long one call takes on the device: CUDA events there, the wall clock on a CPU."""
+    if device.type == "cuda":
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        task()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
+    start = time.perf_counter()
+    task()
+    return (time.perf_counter() - start) * 1e3
+
+
+def interleaved(
+    tasks: dict[str, Task], repeats: int, device: torch.device, warm_up: int = 1, checkpoint: Task | None = None
+) -> dict[str, list[float]]:
+    """Milliseconds of each task in each round, `{name: [repeats]}`.
+
+    Every round runs every task, the first one rotating, so that drift of the machine falls on all alike. `warm_up`
+    rounds run before and are not counted.
+    """
+    names, times = list(tasks), {name: [] for name in tasks}
+    for index in range(warm_up + repeats):
+        for at in range(len(names)):
+            if checkpoint:
+                checkpoint()
+            name = names[(at + index) % len(names)]
+            spent = milliseconds(tasks[name], device)
+            if index >= warm_up:
+                times[name].append(spent)
+    return times
+
+
+def speedup(slow: list[float], fast: list[float]) -> float | None:
+    """How many times faster: the median of the ratios of paired rounds, or None without pairs."""
+    ratios = [ratio(a, b) for a, b in zip(slow, fast, strict=False)]
+    return median([r for r in ratios if r is not None])
+
+
+def spread(times: list[float]) -> list[float] | None:
+    """The fastest and the slowest round."""
+    return [min(times), max(times)] if times else None
