@@ -7,7 +7,6 @@ medians of paired rounds; the limit is in `costs.py`.
 import torch
 
 from . import costs
-from .decode import decode_step
 from .engine import Checkpoint, Engine, carry_on
 from .errors import PopError
 from .plan import DENSE, Plan
@@ -62,11 +61,11 @@ def random_ids(engine: Engine, count: int) -> torch.Tensor:
 def _stepper(engine: Engine, ids: torch.Tensor, plan: Plan, room: int):
     """A function that writes one greedy token per call, reading it back as a real run does."""
     logits, cache, positions = engine.read(ids, plan, room)
+    write = engine.stepper(cache, positions)
     state = {"token": logits.argmax(-1, keepdim=True)}
 
     def step():
-        logits = decode_step(engine.decoder, cache, positions, state["token"])
-        state["token"] = logits.argmax(-1, keepdim=True)
+        state["token"] = write(state["token"]).argmax(-1, keepdim=True)
         return state["token"].item()
 
     return step

@@ -35,8 +35,7 @@ class KVCache:
         """Write the next `T` slots, `[B, kv_heads, T, head_dim]`; a sliding layer keeps the last window of them."""
         start, room = self.lengths[layer], self.room(layer)
         stop = start + keys.shape[2]
-        if stop > self.capacity:
-            raise IndexError(f"layer {layer}: slot {stop - 1} written to a cache of {self.capacity} slots")
+        self.require_room(stop)
         self.lengths[layer] = stop
         start = max(start, stop - room)
         keys, values = keys[:, :, start - stop :], values[:, :, start - stop :]
@@ -44,6 +43,11 @@ class KVCache:
             into = slice(first % room, first % room + last - first)
             self.keys[layer][:, :, into] = keys[:, :, first - start : last - start]
             self.values[layer][:, :, into] = values[:, :, first - start : last - start]
+
+    def require_room(self, length: int) -> None:
+        """Raise `IndexError` when `length` slots are more than were allocated."""
+        if length > self.capacity:
+            raise IndexError(f"slot {length - 1} written to a cache of {self.capacity} slots")
 
     def view(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values still held, `[B, kv_heads, min(length, room), head_dim]`, in storage order."""

@@ -66,7 +66,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a comparison stands: phase "reading", "writing", "measuring" or "done"; both texts; the result at the end."""
+    """Where a comparison stands: phase "reading", "writing", "measuring" or "done"; both runs; the result at the end."""
 
     phase: str
     dense: Run | None = None
@@ -77,9 +77,8 @@ class Progress:
 
 def compare(engine: Engine, text: str, plan: Plan, **options) -> Comparison:
     """Run a whole comparison. Options as for `compare_steps`."""
-    for progress in compare_steps(engine, text, plan, **options):
-        pass
-    return progress.result
+    *_, last = compare_steps(engine, text, plan, **options)
+    return last.result
 
 
 def compare_steps(
@@ -144,10 +143,7 @@ def _prefill_round(engine: Engine, ids, plan: Plan, sampling: Sampling, checkpoi
 
 def _divergences(engine: Engine, ids, dense: Generation, plan: Plan):
     """KL and agreement of the pruned model along the dense answer, first token included."""
-    if not dense.tokens:  # the dense answer is empty: its first and only choice was to end
-        tokens = [int(dense.last)]
-    else:
-        tokens = dense.tokens
+    tokens = dense.tokens or [int(dense.last)]  # an empty answer's first and only choice was to end
     prompt, continuation = engine.token_ids(ids), engine.token_ids(tokens)
     return divergence(
         engine.continuation_logits(prompt, continuation, DENSE), engine.continuation_logits(prompt, continuation, plan)

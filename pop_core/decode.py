@@ -1,4 +1,8 @@
-"""Writing: the full model, one token at a time, or several known tokens at once (teacher forcing)."""
+"""Writing: the full model, one token at a time, or several known tokens at once (teacher forcing).
+
+On a CPU a step reads only the part of the cache that is filled. On a GPU it has static shapes and touches the host
+only for the token, so that a CUDA graph can capture it (`StaticStep`).
+"""
 
 import torch
 
@@ -66,3 +70,69 @@ class _ManyQueries:
             )
             self.masks[window] = self.positions.mask(new[None], torch.cat((self.cache.slots(i), new)), window)
         return self.masks[window]
+
+
+class StaticStep:
+    """`decode_step` with shapes that never change: the whole cache is read, and a mask hides what is not filled.
+
+    One object serves one run. `capture` turns the step into a CUDA graph; without it the same operations run eagerly.
+    """
+
+    def __init__(self, decoder: Decoder, cache: KVCache, positions: Positions, batch: int = 1):
+        self.decoder, self.cache, self.positions = decoder, cache, positions
+        self.token = torch.zeros(batch, 1, dtype=torch.long, device=decoder.devices[0])
+        self.slot = torch.zeros(1, dtype=torch.long, device=decoder.devices[0])
+        self.graph = self.logits = None
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Append one token per row, `[B, 1]`; the logits of the next, `[B, vocab]`, valid until the next call."""
+        length = self.cache.lengths[0]
+        self.cache.check(length)
+        self.cache.require_room(length + 1)
+        self.token.copy_(tokens)
+        self.slot.fill_(length)
+        if self.graph is None:
+            self.logits = self._forward()
+        else:
+            self.graph.replay()
+        self.cache.lengths = [length + 1] * len(self.cache.lengths)
+        return self.logits
+
+    def capture(self) -> None:
+        """Record the step as a CUDA graph (one device, no offloading). What it writes is written again by the next call."""
+        self.slot.fill_(self.cache.lengths[0])
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # warm-up: libraries allocate their workspaces outside the graph
+            for _ in range(2):
+                self._forward()
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.logits = self._forward()
+
+    def _forward(self) -> torch.Tensor:
+        decoder = self.decoder
+        masks = {window: self._mask(i) for i, window in enumerate(self.cache.windows)}
+
+        def attend(i, q, k, v):
+            keys, values = self.cache.keys[i], self.cache.values[i]
+            index = self.slot.to(k.device) % self.cache.room(i)
+            keys.index_copy_(2, index, k)
+            values.index_copy_(2, index, v)
+            return attend_to(decoder.spec, q, keys, values, masks[self.cache.windows[i]])
+
+        rope, h = self.positions.take(self.slot[None]), decoder.embed(self.token)
+        for i in range(decoder.spec.layers):
+            h = decoder.block(i, h, rope, attend)
+        return decoder.head(h)[:, 0]
+
+    def _mask(self, layer: int) -> torch.Tensor:
+        """Which entries of the layer's room hold a token that the current one sees, `[B or 1, 1, 1, room]`."""
+        room = self.cache.room(layer)
+        index = torch.arange(room, device=self.slot.device)
+        seen = index <= self.slot
+        if self.positions.pad is None:
+            return seen[None, None, None]
+        slots = index + (self.slot - index) // room * room
+        return (seen & (slots >= self.positions.pad[:, None]))[:, None, None]

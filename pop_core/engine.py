@@ -14,7 +14,7 @@ import torch
 
 from . import kv_fit, memory
 from .cache import KVCache, cache_bytes
-from .decode import decode_step, extend
+from .decode import StaticStep, decode_step, extend
 from .decoder import Decoder, Positions
 from .errors import Cancelled, PopError
 from .kv_projection import ModuleProjection, own_projection, require_readable, weights_readable
@@ -81,6 +81,12 @@ class Engine:
         cache = KVCache(self.spec, len(ids), capacity, self.decoder.devices, self.loaded.dtype)
         return cache, Positions.build(self.decoder, capacity, ids.device, pad)
 
+    def stepper(self, cache: KVCache, positions: Positions) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The decode step of this device: tokens `[1, 1]` to the logits of the next, `[1, vocab]`."""
+        if self.loaded.device.type == "cuda":
+            return StaticStep(self.decoder, cache, positions)
+        return lambda tokens: decode_step(self.decoder, cache, positions, tokens)
+
     def projection(self, plan: Plan):
         """The projection that a plan's skipped layers need, built once per cutoff; None when nothing is skipped.
 
@@ -139,9 +145,8 @@ class Engine:
         checkpoint: Checkpoint = carry_on,
     ) -> Run:
         """Answer a prompt. A checkpoint that raises `Cancelled` ends the run within one step and keeps its text."""
-        for generation in self.stream(text, plan, sampling, chat, checkpoint):
-            pass
-        return generation.result()
+        *_, last = self.stream(text, plan, sampling, chat, checkpoint)
+        return last.result()
 
     def stream(
         self,
@@ -200,6 +205,7 @@ class Generation:
         start = time.perf_counter()
         logits, self.cache, self.positions = engine.read(ids, self.plan, self.sampling.max_new_tokens, self.checkpoint)
         self._take(logits)
+        self.write = self.engine.stepper(self.cache, self.positions)
         self.prefill_ms = (time.perf_counter() - start) * 1e3
         self.first_logits = logits[0]
 
@@ -208,7 +214,7 @@ class Generation:
         """Write one more token."""
         self.checkpoint()
         start = time.perf_counter()
-        self._take(decode_step(self.engine.decoder, self.cache, self.positions, self.last))
+        self._take(self.write(self.last))
         self.step_ms.append((time.perf_counter() - start) * 1e3)
 
     def cancel(self) -> None:

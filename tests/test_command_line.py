@@ -1,0 +1,112 @@
+"""The command line: JSON as the last line, one sentence and exit code 2 for what cannot be used."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from tiny_files import tiny_folder
+
+from pop_core.__main__ import main
+
+PROMPT = "the old dog sleeps under the tree"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> str:
+    return str(tiny_folder(tmp_path_factory.mktemp("model"), "qwen3"))
+
+
+@pytest.fixture
+def command(folder, tmp_path, monkeypatch, capsys):
+    """Run a command on the tiny model in this process; returns the parsed JSON of its last line."""
+    monkeypatch.setenv("POP_STUDIO_CACHE", str(tmp_path / "cache"))
+
+    def call(*arguments: str) -> dict:
+        assert main([*arguments, "--model", folder, "--json"]) == 0
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    return call
+
+
+def test_generate(command):
+    result = command("generate", "--prompt", PROMPT, "--max-new-tokens", "5", "--cutoff", "3", "--seed", "2")
+    assert {"text", "prompt_tokens", "new_tokens", "prefill_ms", "decode_ms_per_token"} <= set(result)
+    assert result["plan"]["prefill"]["cutoff"] == 3 and result["skipped_layers"] == 3
+
+
+def test_generate_is_repeatable_and_reads_files(command, tmp_path):
+    (tmp_path / "prompt.txt").write_text(PROMPT)
+    options = ("--temperature", "1", "--seed", "4", "--max-new-tokens", "8")
+    first = command("generate", "--prompt", PROMPT, *options)
+    assert command("generate", "--prompt-file", str(tmp_path / "prompt.txt"), *options)["tokens"] == first["tokens"]
+
+
+def test_compare(command):
+    result = command("compare", "--prompt", PROMPT, "--max-new-tokens", "6", "--cutoff", "2", "--repeats", "2")
+    keys = "dense pruned prefill_speedup decode_speedup first_divergence agreement first_token_kl"
+    assert set(keys.split()) <= set(result)
+    assert result["dense"]["prefill_ms"] > 0 and result["prefill_speedup"] > 0
+
+
+def test_quality_fits_on_first_use(command, tmp_path, monkeypatch):
+    monkeypatch.setattr("pop_core.kv_fit.calibration_segments", lambda tokenizer: [list(range(3, 60))] * 3)
+    (tmp_path / "text.txt").write_text(PROMPT * 20)
+    counts = ("--prompt-tokens", "40", "--new-tokens", "8", "--segments", "2")
+    plan = ("--cutoff", "3", "--kv", "fitted", "--sinks", "4")
+    result = command("quality", "--text", str(tmp_path / "text.txt"), *counts, *plan)
+    assert {"loss_dense", "loss", "kl", "first_token_kl", "agreement", "tokens"} <= set(result)
+    assert result["tokens"] == 16 and result["kl"] > 0
+
+
+def test_bench(command):
+    keys = "ms ms_dense ms_stock speedup_vs_dense speedup_vs_stock limit_speedup fraction_of_limit spread"
+    prefill = command("bench", "prefill", "--tokens", "50", "--cutoff", "4", "--repeats", "2")
+    decode = command("bench", "decode", "--prompt-tokens", "20", "--new-tokens", "5")
+    assert set(keys.split()) <= set(prefill) and set(keys.split()) <= set(decode)
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["--prompt", ""], "empty"),
+        (["--prompt", "   "], "empty"),
+        (["--prompt", "a", "--cutoff", "0"], "at least 1"),
+        (["--prompt", "a", "--cutoff", "7"], "6 layers, so 1 to 6"),
+        (["--prompt", "a", "--cutoff", "nan"], "not a whole number"),
+        (["--prompt", "a", "--cutoff", "2.5"], "not a whole number"),
+        (["--prompt", "a", "--cutoff", "3", "--kv", "none"], "invalid choice"),
+        (["--prompt", "a", "--max-new-tokens", "500"], "together at most 128"),
+        (["--prompt", "a", "--max-new-tokens", "0"], "at least 1"),
+        (["--prompt", "a", "--temperature", "nan"], "temperature"),
+        (["--prompt", "a", "--top-p", "3"], "top p"),
+        (["--prompt", "x" * 100_000], "together at most 128"),
+        (["--prompt-file", "/no/such/file"], "cannot be read"),
+        (["--prompt", "a", "--device", "warp"], "warp"),
+        (["--prompt", "a", "--model", "/no/such/model"], "/no/such/model"),
+        ([], "required"),
+    ],
+)
+def test_what_cannot_be_used_is_one_sentence_and_code_2(folder, capsys, arguments, sentence):
+    try:
+        code = main(["generate", "--model", folder, *arguments])
+    except SystemExit as exit:
+        code = exit.code
+    captured = capsys.readouterr()
+    assert code == 2 and captured.out == ""
+    last = captured.err.strip().splitlines()[-1]
+    assert sentence in last and "Traceback" not in captured.err
+
+
+def test_text_that_is_not_text_is_cleaned_and_said(command):
+    result = command("generate", "--prompt", "a\x00dog\ud800 </s> runs", "--max-new-tokens", "2")
+    assert "replaced" in result["notices"][0] and "</s>" in result["prompt"]
+
+
+def test_it_runs_as_a_module(folder):
+    done = subprocess.run(
+        [sys.executable, "-m", "pop_core", "generate", "--model", folder, "--prompt", PROMPT, "--max-new-tokens", "2"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and "prompt_tokens" in done.stdout
