@@ -17,7 +17,7 @@ from .cache import KVCache, cache_bytes
 from .decode import StaticStep, decode_step, extend
 from .decoder import Decoder, Positions
 from .errors import Cancelled, PopError
-from .kv_projection import ModuleProjection, own_projection, require_readable, weights_readable
+from .kv_projection import ModuleProjection, own_projection
 from .loading import LoadedModel
 from .plan import DENSE, FITTED, Plan
 from .prefill import full_slots, prefill
@@ -107,9 +107,21 @@ class Engine:
 
     def _make_projection(self, cut):
         if cut.kv == FITTED:
-            require_readable(self.decoder, "A fitted projection")
+            self.require_readable("A fitted projection")
             return kv_fit.load(self.decoder, self.loaded.identity(), cut.cutoff)
-        return own_projection(self.decoder, cut.cutoff) if weights_readable(self.decoder) else ModuleProjection()
+        return own_projection(self.decoder, cut.cutoff) if self.readable else ModuleProjection()
+
+    @property
+    def readable(self) -> bool:
+        """Whether weights can be read, and not only called through their modules."""
+        return not (self.loaded.packed or self.loaded.offloaded)
+
+    def require_readable(self, what: str) -> None:
+        """Raise `PopError` when `what` needs weights that cannot be read."""
+        if not self.readable:
+            raise PopError(
+                f"{what} reads the model's weights, which are packed or offloaded here; use own projections."
+            )
 
     @torch.inference_mode()
     def read(self, ids: torch.Tensor, plan: Plan, new_tokens: int, checkpoint: Checkpoint = carry_on):

@@ -18,7 +18,7 @@ from .cache import KVCache
 from .decoder import Decoder, Positions
 from .embedded import cache_dir
 from .errors import PopError
-from .kv_projection import FusedProjection, folded_weight, require_readable, unit_rms
+from .kv_projection import FusedProjection, folded_weight, unit_rms
 from .plan import DENSE, FITTED, Plan
 from .prefill import PromptAttention
 from .text import bos_ids, encode_text
@@ -55,10 +55,14 @@ def load(decoder: Decoder, identity: str, cutoff: int) -> FusedProjection:
 
 
 def ensure(engine, plan: Plan, progress=None, checkpoint=None) -> None:
-    """Fit what a plan needs, if it needs anything that is not on disk yet. Holds the model while it works."""
+    """Fit what a plan needs, if it needs anything that is not on disk yet. Holds the model while it works.
+
+    Raises `PopError` for packed or offloaded weights.
+    """
     cut, decoder = plan.prefill, engine.decoder
     if cut is None or cut.kv != FITTED or cut.cutoff >= decoder.spec.layers:
         return
+    engine.require_readable("A fitted projection")
     identity = engine.loaded.identity()
     if not is_fitted(identity, cut.cutoff):
         with engine.exclusive(checkpoint or (lambda: None)):
@@ -99,9 +103,8 @@ def fit(
     """Fit and save the projections of `cutoffs`; returns the seconds it took.
 
     segments: token ids, 1-D each. progress: called with a fraction and a sentence. checkpoint: may raise to abandon
-    the fit; nothing is saved then. Raises `PopError` for packed or offloaded weights.
+    the fit; nothing is saved then.
     """
-    require_readable(decoder, "Fitting projections")
     start = time.perf_counter()
     with torch.inference_mode():
         equations = {c: _NormalEquations(decoder, c) for c in cutoffs}

@@ -13,7 +13,6 @@ import torch
 from torch.nn.functional import linear
 
 from .decoder import Decoder, Rope, rotate
-from .errors import PopError
 
 # A skipped layer to its keys and values for every prompt token, each [B, kv_heads, N, D]
 KeysValues = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
@@ -41,10 +40,6 @@ class FusedProjection:
 
         return keys_values
 
-    @property
-    def nbytes(self) -> int:
-        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
-
 
 class ModuleProjection:
     """The own projections by calling each layer's modules: for packed or offloaded weights, which cannot be read."""
@@ -67,7 +62,7 @@ def finish(decoder: Decoder, i: int, keys: torch.Tensor, values: torch.Tensor, r
 
 
 def own_projection(decoder: Decoder, cutoff: int) -> FusedProjection:
-    """The own K/V weights of layers `cutoff .. L-1`, norm gains folded in. Needs plain weights (`weights_readable`)."""
+    """The own K/V weights of layers `cutoff .. L-1`, norm gains folded in. Reads weights."""
     folded = [folded_weight(decoder, i) for i in range(cutoff, decoder.spec.layers)]
     device = decoder.devices[cutoff - 1]
     weight = torch.cat([w.to(device) for w, _ in folded]).to(decoder.dtype)
@@ -90,18 +85,3 @@ def unit_rms(h: torch.Tensor, eps: float) -> torch.Tensor:
     """`h / rms(h)` over the last dimension, in float32."""
     h = h.float()
     return h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + eps)
-
-
-def weights_readable(decoder: Decoder) -> bool:
-    """Whether the K/V weights are plain floating tensors in memory (not packed, not offloaded)."""
-    return all(
-        part.weight.is_floating_point() and not part.weight.is_meta
-        for layer in decoder.layers
-        for part in (layer.self_attn.k_proj, layer.self_attn.v_proj, layer.input_layernorm)
-    )
-
-
-def require_readable(decoder: Decoder, what: str) -> None:
-    """Raise `PopError` when `what` needs weights that cannot be read."""
-    if not weights_readable(decoder):
-        raise PopError(f"{what} reads the model's weights, which are packed or offloaded here; load it unquantised.")

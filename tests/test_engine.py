@@ -199,3 +199,17 @@ def _leftovers(engine) -> list:
         found.append((name, len(module._forward_hooks), len(module._forward_pre_hooks), sorted(vars(module))))
     found += [(n, p.requires_grad, p.grad is None, p._version) for n, p in engine.loaded.model.named_parameters()]
     return found
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma3"])
+def test_offloaded_layers_give_the_same_answers_through_their_modules(family, tmp_path):
+    folder = str(tiny_folder(tmp_path / "model", family))
+    places = {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
+    places |= {f"model.layers.{i}": "cpu" if i < 3 else "disk" for i in range(6)}
+    plain = Engine(load_model(folder))
+    offloaded = Engine(load_model(folder, device_map=places))
+    assert offloaded.loaded.offloaded and not offloaded.readable
+    for plan in CUTS:
+        assert offloaded.generate(TEXT, plan, Sampling(8)).tokens == plain.generate(TEXT, plan, Sampling(8)).tokens
+    with pytest.raises(PopError, match="packed or offloaded"):
+        offloaded.generate(TEXT, Plan(PrefillCut(2, "fitted")))

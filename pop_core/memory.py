@@ -1,0 +1,58 @@
+"""Memory before it is used: what is free on a device, what a model takes, and a refusal in one sentence."""
+
+import psutil
+import torch
+from transformers import AutoModelForCausalLM
+
+from . import cgroup
+from .errors import NotEnoughMemory
+
+
+def free_bytes(device) -> int:
+    """Bytes free on `device`: for the CPU what the system can give, or less where a cgroup limits this process."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        # what torch has taken from the driver and does not use is free to us, if to nobody else
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    available, limit = psutil.virtual_memory().available, cgroup.memory_free()
+    return available if limit is None else min(available, limit)
+
+
+def model_bytes(config, dtype: torch.dtype) -> int:
+    """Bytes of all parameters of the causal language model `config` in `dtype`, tied ones once.
+
+    For a quantised checkpoint the linear layers count with their stored bits per weight.
+    """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    packed = _stored_bits(getattr(config, "quantization_config", None))
+    linear = {id(m.weight) for m in model.get_decoder().layers.modules() if isinstance(m, torch.nn.Linear)}
+    bits = sum(
+        parameter.numel() * (packed if packed and id(parameter) in linear else 8 * dtype.itemsize)
+        for parameter in model.parameters()
+    )
+    return bits // 8
+
+
+def require(bytes_needed: int, device, what: str) -> None:
+    """Raise `NotEnoughMemory` unless `bytes_needed` are free on `device`; `what` is their subject in the sentence."""
+    free = free_bytes(device)
+    if bytes_needed > free:
+        raise NotEnoughMemory(
+            f"Not enough memory: {what} needs about {_gigabytes(bytes_needed)}, and {_gigabytes(free)} is free "
+            f"on {torch.device(device)}."
+        )
+
+
+def _stored_bits(quantisation) -> int | None:
+    if quantisation is None:
+        return None
+    entries = quantisation if isinstance(quantisation, dict) else quantisation.to_dict()
+    if entries.get("load_in_4bit"):
+        return 4
+    return entries.get("bits") or 8
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 5e7 else f"{count / 1e9:.3f} GB"

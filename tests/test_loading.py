@@ -1,0 +1,431 @@
+"""Loading: what comes out is the model that is in the files, and everything else is one clear sentence (section C)."""
+
+import json
+import math
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+from huggingface_hub import errors as hub_errors
+from safetensors.torch import load_file, save_file
+from tiny import random_ids, tiny_model
+from tiny_files import tiny_folder
+from tiny_gguf import write_gguf
+from transformers import GPT2Config, MambaConfig, T5Config
+
+from pop_core import cgroup, embedded, hub, loading, memory, placement
+from pop_core.errors import (
+    BrokenModel,
+    HubOffline,
+    ModelGated,
+    ModelNotFound,
+    NotEnoughMemory,
+    PopError,
+    UnsupportedModel,
+)
+from pop_core.families import read_spec, supported_families
+from pop_core.loading import load_model, resolve
+
+FAMILIES = ("llama", "llama-tied", "mistral-window", "qwen2", "qwen3", "gemma3")
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return tiny_folder(tmp_path_factory.mktemp("llama"), "llama")
+
+
+@pytest.fixture
+def damaged(llama, tmp_path):
+    """A copy of the folder `llama`, and its tensors to be changed: `damaged.save(tensors)`."""
+    for file in llama.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = tmp_path / "model.safetensors"
+    return SimpleNamespace(
+        folder=tmp_path,
+        weights=weights,
+        tensors=load_file(llama / "model.safetensors"),
+        save=lambda tensors: save_file(tensors, weights, {"format": "pt"}),
+    )
+
+
+def config_folder(path, config, **entries):
+    """A folder with a config.json and nothing else: whatever goes past the config fails on the missing weights."""
+    config.save_pretrained(path)
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | entries))
+    return path
+
+
+# What is loaded
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_folder_gives_the_model_that_was_saved(family, tmp_path):
+    loaded = load_model(str(tiny_folder(tmp_path, family)))
+    model = tiny_model(family)
+    ids = random_ids(12)
+    with torch.no_grad():
+        assert torch.equal(loaded.model(ids).logits, model(ids).logits)
+    assert loaded.spec == read_spec(model.config) and loaded.source == "folder" and loaded.notices == ()
+    assert loaded.parameters == sum(p.numel() for p in model.parameters())  # A18: tied ones once
+    assert not loaded.model.training and not any(p.requires_grad for p in loaded.model.parameters())
+    assert not any(hasattr(module, "_hf_hook") for module in loaded.model.modules())
+    assert (loaded.device, loaded.dtype) == (torch.device("cpu"), torch.float32)
+    assert not loaded.packed and not loaded.offloaded
+    if loaded.model.config.tie_word_embeddings:
+        assert loaded.model.lm_head.weight is loaded.model.model.embed_tokens.weight
+
+
+def test_a_gguf_file_loads_with_a_notice_and_can_be_saved(tmp_path):
+    """C03, C04: unpacked weights are plain tensors, said to be so, and save like any other."""
+    model = tiny_model("qwen3")
+    path = write_gguf(tmp_path / "m.gguf", model, "qwen3")
+    loaded = load_model(str(path), dtype="bfloat16")
+    assert loaded.source == "gguf" and loaded.dtype == loaded.model.dtype == torch.bfloat16 and not loaded.packed
+    assert "F32" in loaded.notices[0] and "dequantised to bfloat16" in loaded.notices[0]
+    loaded.model.save_pretrained(tmp_path / "saved")
+    loaded.tokenizer.save_pretrained(tmp_path / "saved")
+    assert load_model(str(tmp_path / "saved"), dtype="bfloat16").identity() == loaded.identity()
+
+
+def test_identity_is_that_of_names_shapes_dtypes_and_bytes(llama, damaged):
+    first = load_model(str(llama))
+    assert first.identity() == load_model(str(llama)).identity() and len(first.identity()) == 64
+    others = [load_model(str(llama), dtype="bfloat16").identity()]
+    damaged.tensors["model.norm.weight"][0] += 1
+    damaged.save(damaged.tensors)
+    others.append(load_model(str(damaged.folder)).identity())
+    assert len({first.identity(), *others}) == 3
+
+
+def test_deep_layers_on_the_disk(llama):
+    """C08."""
+    places = {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
+    places |= {f"model.layers.{i}": "cpu" if i < 3 else "disk" for i in range(6)}
+    loaded = load_model(str(llama), device_map=places)
+    assert loaded.offloaded and not loaded.packed and "offloaded" in loaded.notices[0]
+    ids = random_ids(9)
+    with torch.no_grad():
+        assert torch.equal(loaded.model(ids).logits, tiny_model("llama")(ids).logits)
+    with pytest.raises(PopError, match="offloaded"):
+        loaded.identity()
+    places |= {"model.embed_tokens": "disk"}
+    assert load_model(str(llama), device_map=places).device == torch.device("cpu")
+
+
+def test_packed_weights_are_noticed(llama):
+    """C05, C07."""
+    loaded = load_model(str(llama))
+    linear = loaded.model.model.layers[2].mlp.up_proj
+    linear.weight = torch.nn.Parameter(torch.zeros(48, 18, dtype=torch.uint8), requires_grad=False)
+    assert loaded.packed
+    del linear.weight  # as GPTQ layers, which have `qweight`
+    assert loaded.packed
+
+
+def test_a_base_model_gets_one_bos_and_a_notice(tmp_path):
+    """C12."""
+    loaded = load_model(str(tiny_folder(tmp_path, "llama", chat=False)))
+    assert "no chat template" in loaded.notices[0]
+    assert loaded.tokenizer("abc").input_ids.count(loaded.tokenizer.bos_token_id) == 1
+
+
+def test_nothing_is_printed(llama, damaged, capfd):
+    load_model(str(llama))
+    del damaged.tensors["model.norm.weight"]
+    damaged.save(damaged.tensors)
+    with pytest.raises(BrokenModel):
+        load_model(str(damaged.folder))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_progress_grows_to_one_and_can_stop_the_loading(llama, tmp_path):
+    for name in (llama, write_gguf(tmp_path / "m.gguf", tiny_model("llama"), "llama")):
+        seen = []
+        load_model(str(name), progress=lambda fraction, text, seen=seen: seen.append(fraction))
+        assert seen == sorted(seen) and seen[-1] == 1.0
+
+    def stop(fraction, text):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        load_model(str(llama), progress=stop)
+
+
+# Damaged folders (C02)
+
+
+def test_missing_unexpected_and_mismatched_tensors_are_named(damaged):
+    name = "model.layers.3.mlp.up_proj.weight"
+    for change, said in (
+        ({name: None}, f"lacks tensors: {name}"),
+        ({"model.layers.3.novelty": torch.zeros(1)}, "does not know: model.layers.3.novelty"),
+        ({name: torch.zeros(3, 3)}, f"wrong shape: {name}"),
+    ):
+        damaged.save({key: value for key, value in (damaged.tensors | change).items() if value is not None})
+        with pytest.raises(BrokenModel, match=said):
+            load_model(str(damaged.folder))
+
+
+def test_a_tied_head_may_be_absent_and_an_untied_may_not(damaged, tmp_path_factory):
+    tied = tiny_folder(tmp_path_factory.mktemp("tied"), "llama-tied")
+    assert "lm_head.weight" not in load_file(tied / "model.safetensors")
+    load_model(str(tied))
+    del damaged.tensors["lm_head.weight"]
+    damaged.save(damaged.tensors)
+    with pytest.raises(BrokenModel, match=r"lm_head.weight"):
+        load_model(str(damaged.folder))
+
+
+def test_damaged_files_are_named(damaged):
+    for size in (0, 4, 5000, damaged.weights.stat().st_size - 1):
+        os.truncate(damaged.weights, min(size, damaged.weights.stat().st_size))
+        with pytest.raises(BrokenModel, match=r"model.safetensors is damaged"):
+            load_model(str(damaged.folder))
+        damaged.save(damaged.tensors)
+    for file, text in (("tokenizer.json", "{"), ("config.json", "{"), ("config.json", "[]")):
+        before = (damaged.folder / file).read_text()
+        (damaged.folder / file).write_text(text)
+        with pytest.raises(BrokenModel, match=file if file == "config.json" else "tokenizer"):
+            load_model(str(damaged.folder))
+        (damaged.folder / file).write_text(before)
+    (damaged.folder / "tokenizer.json").unlink()
+    with pytest.raises(BrokenModel, match="no tokenizer"):
+        load_model(str(damaged.folder))
+
+
+def test_impossible_config_values_are_broken_and_not_a_traceback(damaged):
+    for entries in ({"hidden_size": "wide"}, {"num_hidden_layers": -1}, {"num_attention_heads": 0}):
+        config = json.loads((damaged.folder / "config.json").read_text()) | entries
+        (damaged.folder / "config.json").write_text(json.dumps(config))
+        with pytest.raises(PopError):
+            load_model(str(damaged.folder))
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    folder = tiny_folder(tmp_path, "llama", max_shard_size="50KB")
+    shards = sorted(folder.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    load_model(str(folder))
+    shards[-1].unlink()
+    with pytest.raises(BrokenModel, match=f"{shards[-1].name} is missing"):
+        load_model(str(folder))
+    (folder / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(BrokenModel, match="weight_map"):
+        load_model(str(folder))
+
+
+def test_pickles_are_not_read(damaged):
+    damaged.weights.unlink()
+    with pytest.raises(BrokenModel, match="no weights"):
+        load_model(str(damaged.folder))
+    torch.save(damaged.tensors, damaged.folder / "pytorch_model.bin")
+    with pytest.raises(BrokenModel, match="pickles"):
+        load_model(str(damaged.folder))
+
+
+# Refused from the config, before any weight
+
+
+@pytest.mark.parametrize("config", (GPT2Config(), MambaConfig(), T5Config()), ids=lambda c: c.model_type)
+def test_other_architectures_are_refused_from_the_config(config, tmp_path):
+    """C14."""
+    with pytest.raises(UnsupportedModel) as raised:
+        load_model(str(config_folder(tmp_path, config)))
+    assert f"'{config.model_type}'" in str(raised.value) and supported_families() in str(raised.value)
+
+
+def test_code_in_a_folder_is_never_run(damaged, tmp_path, monkeypatch):
+    """C11: neither for an architecture that transformers knows, nor for one that only the code would define."""
+    monkeypatch.setattr("builtins.input", lambda *a: pytest.fail("somebody asked"))
+    for name in ("configuration_own.py", "modeling_own.py", "tokenization_own.py"):
+        (damaged.folder / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Own: pass\n")
+    own = {"AutoConfig": "configuration_own.Own", "AutoModelForCausalLM": "modeling_own.Own"}
+    config = json.loads((damaged.folder / "config.json").read_text()) | {"auto_map": own}
+    (damaged.folder / "config.json").write_text(json.dumps(config))
+    tokenizer = json.loads((damaged.folder / "tokenizer_config.json").read_text())
+    tokenizer["auto_map"] = {"AutoTokenizer": ["tokenization_own.Own", "tokenization_own.Own"]}
+    (damaged.folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    assert type(load_model(str(damaged.folder)).model).__module__.startswith("transformers.")
+    (damaged.folder / "config.json").write_text(json.dumps(config | {"model_type": "own"}))
+    with pytest.raises(UnsupportedModel, match=r"'own' .*never run"):
+        load_model(str(damaged.folder))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_memory_is_checked_before_the_weights(tmp_path, monkeypatch):
+    folder = config_folder(tmp_path, tiny_model("llama").config)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 1000)
+    with pytest.raises(NotEnoughMemory, match=r"float32 needs about .* GB"):
+        load_model(str(folder))
+
+
+def test_gemma_is_not_run_in_float16(tmp_path):
+    """C15."""
+    folder = config_folder(tmp_path, tiny_model("gemma3").config)
+    with pytest.raises(PopError, match="float16"):
+        load_model(str(folder), dtype="float16")
+
+
+# Names, devices, number formats
+
+
+@pytest.mark.parametrize(
+    "typed, expected",
+    [
+        (" smollm2 ", ("smollm2", "embedded")),
+        ("gemma3-270m", ("gemma3-270m", "embedded")),
+        ("Qwen/Qwen3-0.6B", ("Qwen/Qwen3-0.6B", "hub")),
+        ('"Qwen/Qwen3-0.6B"', ("Qwen/Qwen3-0.6B", "hub")),
+        ("https://huggingface.co/Qwen/Qwen3-0.6B", ("Qwen/Qwen3-0.6B", "hub")),
+        ("http://www.huggingface.co/Qwen/Qwen3-0.6B/tree/main?x=1", ("Qwen/Qwen3-0.6B", "hub")),
+        ("hf.co/Qwen/Qwen3-0.6B/", ("Qwen/Qwen3-0.6B", "hub")),
+    ],
+)
+def test_names_that_are_understood(typed, expected):
+    assert resolve(typed) == expected
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        *("", "  ", None, "gpt2", "a b/c", "a/b/c", "a--b/c", "a/b\0", "a\ud800/b", "x" * 5000),
+        *("./nowhere", "../a/b", "/no/where", "~/nowhere", "C:\\models\\x", "x.gguf", "a/x.gguf"),
+        *("https://example.com/a/b", "https://huggingface.co/gpt2", "https://huggingface.co/datasets/a/b"),
+        *("s3://a/b", "file:///etc/passwd"),
+    ],
+)
+def test_names_that_cannot_be_a_model_say_what_is_allowed(typed):
+    with pytest.raises(ModelNotFound, match=r"smollm2 or gemma3-270m, a local folder, a .gguf file, or a hub model"):
+        resolve(typed)
+
+
+def test_local_names(tmp_path, llama):
+    assert resolve(f" {llama} ") == (str(llama), "folder")
+    (tmp_path / "a.txt").write_text("")
+    with pytest.raises(ModelNotFound, match=r"not a .gguf file"):
+        resolve(str(tmp_path / "a.txt"))
+    with pytest.raises(ModelNotFound, match=r"no config.json"):
+        load_model(str(tmp_path))
+
+
+def test_devices_and_number_formats_are_checked_before_anything_is_read():
+    for device in ("gpu", "cuda:99", "meta", "", None, "cpu:x"):
+        with pytest.raises(PopError, match="device"):
+            load_model("smollm2", device=device)
+    for dtype in ("int8", "float64", "", None):
+        with pytest.raises(PopError, match="dtype"):
+            load_model("smollm2", dtype=dtype)
+    assert placement.choose_dtype("auto", torch.device("cuda")) == torch.bfloat16
+    assert placement.choose_dtype("auto", torch.device("cpu")) == torch.float32
+
+
+@pytest.mark.parametrize("quota", (0.5, 1.5, 1000, None))
+def test_threads_are_what_the_container_pays_for(quota, monkeypatch):
+    """F05."""
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(cgroup, "cpu_quota", lambda: quota)
+    set_to = []
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    placement.fit_threads.__wrapped__()
+    assert set_to == ([] if quota is None or quota >= threads else [math.ceil(quota)])
+
+
+# The hub (C10)
+
+
+def answer(status: int):
+    return SimpleNamespace(status_code=status, headers={}, request=None)
+
+
+FOUND = SimpleNamespace(sha="a" * 40)
+REPO = hub_errors.RepositoryNotFoundError("secret", response=answer(404))
+GATED = hub_errors.GatedRepoError("secret", response=answer(403))
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Make the three functions of the hub's client raise or return what a test says."""
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+
+    def does(outcome):
+        def call(*args, **options):
+            assert options["token"] == (os.environ.get("HF_TOKEN") or False)
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return outcome
+
+        return call
+
+    def set_up(info=FOUND, config="", rest=""):
+        monkeypatch.setattr(hub.HfApi, "model_info", does(info))
+        monkeypatch.setattr(hub, "hf_hub_download", does(config))
+        monkeypatch.setattr(hub, "snapshot_download", does(rest))
+
+    return set_up
+
+
+@pytest.mark.parametrize(
+    "outcomes, error, said",
+    [
+        (dict(info=REPO), ModelNotFound, "no model 'owner/name' on the hub"),
+        (dict(config=GATED), ModelGated, "HF_TOKEN has no access"),
+        (dict(info=hub_errors.HfHubHTTPError("secret", response=answer(401))), ModelGated, "HF_TOKEN"),
+        (dict(config=hub_errors.HfHubHTTPError("secret", response=answer(403))), ModelGated, "HF_TOKEN"),
+        (dict(info=hub_errors.HfHubHTTPError("secret", response=answer(429))), HubOffline, "error 429"),
+        (dict(config=hub_errors.RemoteEntryNotFoundError("x", response=answer(404))), ModelNotFound, "no config.json"),
+        (dict(config=OSError(28, "No space left")), PopError, "cannot be written: .*No space left"),
+    ],
+)
+def test_hub_errors_are_different_sentences(outcomes, error, said, asked):
+    asked(**outcomes)
+    with pytest.raises(error, match=said) as raised:
+        load_model("owner/name")
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "unreachable",
+    [
+        hub_errors.OfflineModeIsEnabled("x"),
+        ConnectionError("x"),
+        TimeoutError("x"),
+        hub_errors.HTTPError("x"),
+        hub_errors.HfHubHTTPError("x", response=answer(503)),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_offline_is_said_only_when_the_cache_does_not_help(unreachable, asked, llama):
+    asked(info=unreachable, config=hub_errors.LocalEntryNotFoundError("x"))
+    with pytest.raises(HubOffline, match="cannot be reached"):
+        load_model("owner/name")
+    asked(info=unreachable, config=llama / "config.json", rest=hub_errors.IncompleteSnapshotError("x", "y"))
+    with pytest.raises(HubOffline, match="not whole in the local cache"):
+        load_model("owner/name")
+    asked(info=unreachable, config=llama / "config.json", rest=llama)
+    assert load_model("owner/name").source == "hub"
+
+
+def test_without_a_token_a_gated_model_asks_for_one(asked, monkeypatch):
+    asked(config=GATED)
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(ModelGated, match="set HF_TOKEN"):
+        load_model("owner/name")
+
+
+def test_weights_of_an_unsupported_hub_model_are_not_downloaded(asked, tmp_path):
+    config_folder(tmp_path, GPT2Config())
+    asked(config=tmp_path / "config.json", rest=AssertionError("downloaded"))
+    with pytest.raises(UnsupportedModel, match="gpt2"):
+        load_model("owner/name")
+
+
+def test_a_hub_model_is_its_url_and_its_name(asked, llama):
+    asked(config=llama / "config.json", rest=llama)
+    loaded = load_model("https://huggingface.co/owner/name")
+    assert (loaded.name, loaded.source) == ("owner/name", "hub")
+
+
+def test_the_embedded_names_are_the_ones_messages_offer():
+    assert all(name in loading.ALLOWED for name in embedded.MODELS)
