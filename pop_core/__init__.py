@@ -5,23 +5,23 @@
 >>> engine.generate("Why is the sky blue?", Plan(PrefillCut(20))).text
 """
 
-from .compare import Comparison, compare
-from .engine import Engine
-from .errors import PopError
-from .loading import load_model
-from .plan import DENSE, Plan, PrefillCut
-from .run import Run
-from .sampling import Sampling
+from importlib import import_module
 
-__all__ = [
-    "DENSE",
-    "Comparison",
-    "Engine",
-    "Plan",
-    "PopError",
-    "PrefillCut",
-    "Run",
-    "Sampling",
-    "compare",
-    "load_model",
-]
+_HOMES = {
+    "DENSE": "plan",
+    "Engine": "engine",
+    "Plan": "plan",
+    "PopError": "errors",
+    "PrefillCut": "plan",
+    "Run": "run",
+    "Sampling": "sampling",
+    "load_model": "loading",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str):
+    """Import a public name on first use: a page that shows recorded results must not wait for torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -11,7 +11,7 @@ from .engine import Checkpoint, Engine, carry_on
 from .errors import PopError
 from .plan import DENSE, Plan
 from .run import median
-from .timing import interleaved, speedup, spread
+from .timing import interleaved, machine, speedup, spread
 
 
 def bench_prefill(engine: Engine, tokens: int, plan: Plan, repeats: int = 5, checkpoint: Checkpoint = carry_on) -> dict:
@@ -98,6 +98,7 @@ def _report(engine: Engine, plan: Plan, times: dict[str, list[float]], limit: fl
         "model": engine.loaded.name,
         "plan": plan.to_dict(),
         "device": str(engine.loaded.device),
+        "machine": machine(engine.loaded.device),
         "dtype": str(engine.loaded.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
         "ms": median(times["plan"]),

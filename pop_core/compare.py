@@ -19,7 +19,7 @@ from .errors import Cancelled
 from .plan import DENSE, Plan
 from .run import Run, median
 from .sampling import Sampling
-from .timing import interleaved, speedup, spread
+from .timing import interleaved, machine, speedup, spread
 
 FEWEST_STEPS = 4  # paired decode steps below which no decode speed-up is claimed
 
@@ -66,7 +66,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a comparison stands: phase "reading", "writing", "measuring" or "done"; both runs; the result at the end."""
+    """Where a comparison stands: "reading", "writing", "measuring" or "done"; both runs; the result at the end."""
 
     phase: str
     dense: Run | None = None
@@ -189,19 +189,3 @@ def first_difference(a: Run, b: Run) -> int | None:
         if x != y:
             return index
     return None if len(a.tokens) == len(b.tokens) else min(len(a.tokens), len(b.tokens))
-
-
-def machine(device: torch.device) -> str:
-    """What a recorded number ran on, in a phrase."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    name = next((line.split(":", 1)[1].strip() for line in _cpu_lines() if line.startswith("model name")), "")
-    return f"{name or platform.processor() or platform.machine()} CPU, {torch.get_num_threads()} threads"
-
-
-def _cpu_lines() -> list[str]:
-    try:
-        with open("/proc/cpuinfo") as file:
-            return file.readlines()
-    except OSError:  # not Linux
-        return []

@@ -5,10 +5,15 @@ the projections of skipped layers and the head for one token. Decode is bound by
 the bytes of weights, keys and values that one step reads.
 """
 
-import torch
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from .families import DecoderSpec
 from .plan import DENSE, Plan
+
+if TYPE_CHECKING:
+    import torch
 
 
 def layer_parameters(spec: DecoderSpec) -> int:

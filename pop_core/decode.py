@@ -99,7 +99,7 @@ class StaticStep:
         return self.logits
 
     def capture(self) -> None:
-        """Record the step as a CUDA graph (one device, no offloading). What it writes is written again by the next call."""
+        """Record the step as a CUDA graph (one device, no offloading); what it writes, the next call writes again."""
         self.slot.fill_(self.cache.lengths[0])
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())

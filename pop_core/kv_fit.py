@@ -162,7 +162,7 @@ class _NormalEquations:
 
 
 def _features(decoder: Decoder, segment: list[int], first: int) -> dict[int, torch.Tensor]:
-    """Dense forward of one segment: layer -> `h / rms(h)` before it, `[N - LEFT_OUT, hidden]`, from layer `first` up."""
+    """Dense forward of one segment: layer -> `h / rms(h)` before it, `[N - LEFT_OUT, hidden]`, from `first` up."""
     spec, ids = decoder.spec, torch.tensor([segment], device=decoder.devices[0])
     cache = KVCache(spec, 1, len(segment), decoder.devices, decoder.dtype)
     positions = Positions.build(decoder, len(segment), ids.device)

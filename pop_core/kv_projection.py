@@ -57,7 +57,7 @@ def finish(decoder: Decoder, i: int, keys: torch.Tensor, values: torch.Tensor, r
     """From `k_proj`/`v_proj` outputs `[B, N, kv_width]` to what layer `i` attends to, `[B, kv_heads, N, D]`."""
     keys, values = (decoder.heads(part.to(decoder.devices[i])) for part in (keys, values))
     if decoder.spec.qk_norm:
-        keys = decoder.layers[i].self_attn.k_norm(keys)
+        keys = decoder.normed(decoder.layers[i].self_attn.k_norm, keys)
     return rotate(keys.transpose(1, 2), decoder.rope_of(i, rope)), values.transpose(1, 2)
 
 

@@ -1,5 +1,6 @@
 """The one place where time is measured: warm-up, interleaving, device synchronisation, medians and spread."""
 
+import platform
 import time
 from collections.abc import Callable
 
@@ -53,3 +54,19 @@ def speedup(slow: list[float], fast: list[float]) -> float | None:
 def spread(times: list[float]) -> list[float] | None:
     """The fastest and the slowest round."""
     return [min(times), max(times)] if times else None
+
+
+def machine(device: torch.device) -> str:
+    """What a recorded number ran on, in a phrase."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    name = next((line.split(":", 1)[1].strip() for line in _cpu_lines() if line.startswith("model name")), "")
+    return f"{name or platform.processor() or platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def _cpu_lines() -> list[str]:
+    try:
+        with open("/proc/cpuinfo") as file:
+            return file.readlines()
+    except OSError:  # not Linux
+        return []

@@ -1,4 +1,4 @@
-"""The cache against the plain thing it stands for: a list of all slots, of which a sliding layer shows the last ones."""
+"""The cache against what it stands for: a list of all slots, of which a sliding layer shows the last ones."""
 
 import pytest
 import torch

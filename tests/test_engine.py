@@ -100,14 +100,14 @@ def test_a_cancel_takes_effect_within_one_step_and_keeps_the_text(endless, plan)
 
 def test_a_failure_in_mid_run_leaves_model_and_lock_as_they_were(endless, monkeypatch):
     before, hooks = _dense_logits(endless), _leftovers(endless)
-    norm, calls = endless.decoder.layers[4].input_layernorm, []
+    activation, calls = endless.decoder.layers[4].mlp.act_fn, []
 
     def fail(*inputs):
         calls.append(1)
         if len(calls) == 4:
             raise RuntimeError("out of luck")
 
-    handle = norm.register_forward_pre_hook(fail)
+    handle = activation.register_forward_pre_hook(fail)
     with pytest.raises(RuntimeError, match="out of luck"):
         endless.generate(TEXT, sampling=LONG_ANSWER)
     handle.remove()

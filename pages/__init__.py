@@ -1,0 +1,1 @@
+"""One module per page of the app: widgets and wording only, no torch and no arithmetic."""

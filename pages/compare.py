@@ -1,0 +1,210 @@
+"""Compare: one prompt answered twice, dense and with deep layers skipped while reading; the first page."""
+
+from dataclasses import replace
+
+import gradio as gr
+
+from pop_core import recorded
+from pop_core.errors import PopError
+from pop_core.forecast import default_plan, forecast
+from pop_core.sentences import date, plan_sentence
+
+from . import answers, api, comparing
+from .background import STOPS
+from .comparing import NAMES
+from .controls import cutoff_slider, foresee, load_examples, model_picker, plan_details, read_plan
+from .export import exports
+from .links import KEYS, read_query
+from .shared import DEFAULT_MODEL, MAX_CHARACTERS, MODEL_QUEUE, MODELS
+
+PLAN = ("cutoff", "kv", "sinks", "boundary")
+OUTPUTS = (
+    *("alert", "status", "panes", "difference", "tiles", "figure", "timing", "facts"),
+    *("download", "code", "link", "result", "cutoff", "notices", "fit", "fit_note"),
+)
+RECORDED, SPEC, COMMAND = recorded.load(recorded.RECORDED / f"compare-{DEFAULT_MODEL}.json")
+EXAMPLES = load_examples()
+DEFAULT = default_plan(SPEC.layers)
+SHOW_STATUS = "() => { document.getElementById('status').scrollIntoView({block: 'nearest'}); return []; }"
+INTRO = """<header class="intro"><p class="brand">POP Studio</p>
+<h1>Read with fewer layers, write with all of them</h1>
+<p>A language model needs its deep layers to write an answer, but hardly to read your prompt. Skip them while reading,
+and see beside the full model what that saves and what it costs.</p></header>"""
+
+
+def form() -> dict:
+    """The left column: the controls, by the name of their setting, and the HTML beside them."""
+    c = {"model": model_picker(), "notices": gr.HTML(elem_classes="plain")}
+    titles = [f"{example['kind'].capitalize()} · {example['title']}" for example in EXAMPLES]
+    c["example"] = gr.Dropdown(titles, value=titles[0], type="index", label="Example", elem_id="example")
+    c["prompt"] = gr.Textbox(
+        EXAMPLES[0]["prompt"], label="Prompt", lines=6, max_lines=8, max_length=MAX_CHARACTERS, elem_id="prompt"
+    )
+    c["cutoff"] = cutoff_slider(SPEC.layers)
+    c["forecast"] = gr.HTML(first_forecast(), elem_classes="plain", elem_id="forecast")
+    with gr.Column(visible=False, elem_classes="fit") as c["fit"]:
+        c["fit_note"] = gr.HTML(elem_classes="plain")
+        c["fit_button"] = gr.Button("Fit now", size="sm", elem_id="fit")
+    with gr.Row(elem_classes="actions"):
+        c["run"] = gr.Button("Run", variant="primary", scale=3, min_width=120, elem_id="run")
+        c["stop_button"] = gr.Button("Stop", variant="stop", scale=1, min_width=80, interactive=False, elem_id="stop")
+    with gr.Accordion("Advanced", open=False, elem_id="advanced"):
+        c.update(zip(PLAN, plan_details(c["cutoff"], DEFAULT.prefill), strict=True))
+        c.update(sampling_details())
+    return c
+
+
+def sampling_details() -> dict:
+    """How the answer is written, and how often its reading is timed."""
+    c = {}
+    rows = (
+        (
+            ("max_new_tokens", EXAMPLES[0]["max_new_tokens"], "Answer length", "tokens at most"),
+            ("repeats", 3, "Repeats", "of the timed reading"),
+        ),
+        (("temperature", 0, "Temperature", "0: the best token"), ("seed", 0, "Seed", "of the random choice")),
+        (("top_p", 1, "Top p", "1: off"), ("top_k", 0, "Top k", "0: off")),
+    )
+    for row in rows:
+        with gr.Row():
+            for name, value, label, info in row:
+                c[name] = gr.Number(value, label=label, info=info, min_width=100, elem_id=name)
+    c["stop"] = gr.Textbox(
+        label="Stop strings, one a line", lines=1, max_lines=4, max_length=2000, elem_id="stop_strings"
+    )
+    c["style"] = gr.Radio(
+        [("Chat template, if the model has one", "chat"), ("Plain prompt", "plain")],
+        value="chat",
+        label="Prompt format",
+        elem_id="style",
+    )
+    return c
+
+
+def results() -> dict:
+    """The right column, filled with the recorded comparison."""
+    show = comparing.shown(RECORDED) | exports(RECORDED, "recorded")
+    r = {"alert": gr.HTML(elem_classes="plain", elem_id="alert")}
+    r["status"] = gr.HTML(recorded_status(), elem_classes="plain", elem_id="status")
+    r["panes"] = gr.HTML(show["panes"], elem_classes="plain", elem_id="panes")
+    r["difference"] = gr.HTML(show["difference"], elem_classes="plain")
+    r["tiles"] = gr.HTML(show["tiles"], elem_classes="plain", elem_id="tiles")
+    r["figure"] = gr.Plot(show["figure"], show_label=False, container=False, elem_id="figure")
+    r["timing"] = gr.HTML(show["timing"], elem_classes="plain", elem_id="timing")
+    with gr.Accordion("Details of the run", open=False):
+        r["facts"] = gr.HTML(show["facts"], elem_classes="plain", elem_id="facts")
+    with gr.Accordion("Take it along: JSON, Python, link", open=False, elem_id="export"):
+        r["download"] = gr.DownloadButton("Download the run as JSON", show["download"], size="sm")
+        r["code"] = gr.Code(
+            show["code"], language="python", label="The same run in Python", max_lines=18, elem_id="code"
+        )
+        r["link"] = gr.HTML(show["link"], elem_classes="plain")
+    r["result"] = gr.State(RECORDED)
+    return r
+
+
+def first_forecast() -> str:
+    seen = forecast(DEFAULT, SPEC.layers, RECORDED["dense"]["prompt_tokens"], SPEC)
+    return answers.strip(seen.layers, seen.kept) + answers.note(plan_sentence(seen))
+
+
+def recorded_status() -> str:
+    text = f"Recorded on {RECORDED['machine']}, {date(RECORDED['date'])}, with {COMMAND}. Press Run for your own."
+    return answers.status(text, "recorded")
+
+
+def chosen_example(index: int):
+    example = EXAMPLES[index or 0]
+    return example["prompt"], example["max_new_tokens"]
+
+
+def looked_ahead(model, prompt, style, cutoff, kv, sinks, boundary):
+    """What the plan would do, while its controls move."""
+    try:
+        plan, chat = read_plan(cutoff, kv, sinks, boundary), False if style == "plain" else None
+        return foresee(model, prompt, plan, chat, SPEC if model == DEFAULT_MODEL else None)
+    except PopError as error:
+        return answers.note(str(error), "problem")
+
+
+def opened(request: gr.Request):
+    """The settings of the link that opened the page; without any, what a visitor may be typing is left alone."""
+    if not set(KEYS) & set(request.query_params):
+        return gr.skip()
+    model, cut, sentence = read_query(dict(request.query_params), DEFAULT.prefill)
+    engine = MODELS.loaded(model)
+    spec = engine.spec if engine else SPEC if model == DEFAULT_MODEL else None
+    layers = spec.layers if spec else max(cut.cutoff, SPEC.layers)
+    if cut.cutoff > layers:
+        sentence = (
+            f"{sentence} The link's cutoff is {cut.cutoff}, but {model} has {layers} layers; the default is used."
+        )
+        cut = replace(cut, cutoff=default_plan(layers).prefill.cutoff)
+    cutoff = gr.update(maximum=layers, value=cut.cutoff)
+    return model, cutoff, cut.kv, cut.sinks, cut.boundary, answers.alert(sentence.strip())
+
+
+def wire(demo: gr.Blocks, c: dict, r: dict) -> None:
+    """Connect the events. Events that run a model take turns; the others answer at once."""
+    everything, settings = c | r, [c[name] for name in NAMES]
+    outputs = [everything[name] for name in OUTPUTS]
+    at_once = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+    in_turn = MODEL_QUEUE | {"show_progress": "minimal", "show_progress_on": r["status"], "api_visibility": "private"}
+    buttons = [c["run"], c["stop_button"]]
+    ahead = [c[name] for name in ("model", "prompt", "style", *PLAN)]
+
+    def begin(request: gr.Request):
+        STOPS.begin(request.session_hash)
+        return answers.status(comparing.WAITING), "", *busy(True)
+
+    def in_page(work):
+        """A handler whose named outputs become components."""
+
+        def handler(request: gr.Request, *values):
+            raw, session = dict(zip(NAMES, values, strict=False)), str(request.session_hash)
+            for update in work(raw, values[-1], STOPS.current(request.session_hash), session):
+                yield {everything[name]: value for name, value in update.items()}
+
+        return handler
+
+    def model_event(triggers, work):
+        started = gr.on(triggers, begin, None, [r["status"], r["alert"], *buttons], js=SHOW_STATUS, **at_once)
+        ran = started.then(in_page(work), [*settings, r["result"]], outputs, **in_turn)
+        rested = ran.then(lambda: busy(False), None, buttons, **at_once)
+        rested.then(looked_ahead, ahead, c["forecast"], **at_once)
+
+    model_event([c["run"].click, c["prompt"].submit], comparing.run)
+    model_event([c["fit_button"].click], lambda raw, _, stop, __: comparing.fit(raw, stop))
+    model_event([c["model"].input], lambda raw, _, stop, __: comparing.pick(raw, stop))
+
+    def stopped(request: gr.Request):
+        STOPS.stop(request.session_hash)
+        return answers.status("Stopping")
+
+    c["stop_button"].click(stopped, None, r["status"], **at_once)
+    moved = [c["cutoff"].change, c["prompt"].blur, *(c[name].change for name in ("style", *PLAN[1:]))]
+    gr.on(moved, looked_ahead, ahead, c["forecast"], trigger_mode="always_last", **at_once)
+    filled = c["example"].input(chosen_example, c["example"], [c["prompt"], c["max_new_tokens"]], **at_once)
+    filled.then(looked_ahead, ahead, c["forecast"], **at_once)
+    demo.load(opened, None, [*(c[name] for name in ("model", *PLAN)), r["alert"]], **at_once)
+    demo.unload(forgotten)
+    gr.api(api.compare, api_name="compare", **MODEL_QUEUE)
+
+
+def busy(now: bool):
+    """Run and Stop while something runs, and while nothing does."""
+    return gr.update(interactive=not now), gr.update(interactive=now)
+
+
+def forgotten(request: gr.Request) -> None:
+    STOPS.forget(request.session_hash)
+
+
+with gr.Blocks(title="POP Studio", delete_cache=(3600, 3600), analytics_enabled=False) as demo:
+    gr.HTML(INTRO, elem_classes="plain")
+    with gr.Row(elem_classes="page"):
+        with gr.Column(scale=5, min_width=320):
+            controls = form()
+        with gr.Column(scale=9, min_width=320):
+            outputs = results()
+    wire(demo, controls, outputs)

@@ -1,0 +1,96 @@
+"""The controls that pages share: which model, which plan, and a forecast of what the plan will do."""
+
+import json
+from collections import namedtuple
+from pathlib import Path
+
+import gradio as gr
+
+from pop_core.errors import PopError
+from pop_core.families import DecoderSpec
+from pop_core.forecast import default_plan, forecast, token_count
+from pop_core.plan import FITTED, OWN, Plan, PrefillCut, whole_number
+from pop_core.sentences import plan_sentence
+
+from . import answers
+from .shared import DEFAULT_MODEL, EMBEDDED, MODELS
+
+EXAMPLES = Path(__file__).parent.parent / "assets" / "examples.json"
+PlanControls = namedtuple("PlanControls", "cutoff kv sinks boundary")
+
+
+def load_examples() -> list[dict]:
+    """The example prompts, those of one kind together; the first one is the default."""
+    examples = json.loads(EXAMPLES.read_text(encoding="utf-8"))
+    kinds = list(dict.fromkeys(example["kind"] for example in examples))
+    return sorted(examples, key=lambda example: kinds.index(example["kind"]))
+
+
+def model_picker() -> gr.Dropdown:
+    """The embedded models, or whatever a visitor types."""
+    return gr.Dropdown(
+        [(f"{title} · built in", name) for name, title in EMBEDDED.items()],
+        value=DEFAULT_MODEL,
+        allow_custom_value=True,
+        label="Model",
+        info="Or type a Hugging Face id (owner/name), a local folder or a .gguf file, then press Enter.",
+        elem_id="model",
+    )
+
+
+def cutoff_slider(layers: int) -> gr.Slider:
+    """How many layers read the prompt."""
+    return gr.Slider(
+        1,
+        layers,
+        value=default_plan(layers).prefill.cutoff,
+        step=1,
+        label="Layers that read the prompt",
+        elem_id="cutoff",
+    )
+
+
+def plan_details(cutoff: gr.Slider, default: PrefillCut) -> PlanControls:
+    """The rest of a plan, for whoever opens the details."""
+    kv = gr.Radio(
+        [("Fitted", FITTED), ("Own", OWN)],
+        value=default.kv,
+        label="Keys and values of the skipped layers",
+        info="Own: the skipped layers' own weights, as in the paper. Fitted: weights refitted once for each model, "
+        "closer to the dense model at the same speed.",
+        elem_id="kv",
+    )
+    with gr.Row():
+        sinks = gr.Number(
+            default.sinks, label="Sinks", info="First prompt tokens that still run every layer.", elem_id="sinks"
+        )
+        boundary = gr.Number(
+            default.boundary,
+            label="Boundary",
+            info="Last prompt tokens that still run every layer.",
+            elem_id="boundary",
+        )
+    return PlanControls(cutoff, kv, sinks, boundary)
+
+
+def read_plan(cutoff, kv, sinks, boundary) -> Plan:
+    """The plan of raw values, from a page or from anybody's client. Raises `PopError`."""
+    return Plan(PrefillCut(cutoff, kv, sinks, boundary))
+
+
+def whole_between(value, name: str, low: int, high: int) -> int:
+    """A whole number in a range. Raises `PopError`."""
+    number = whole_number(value, name)
+    if not low <= number <= high:
+        raise PopError(f"The {name} is {number:,}; it must be between {low} and {high:,}.")
+    return number
+
+
+def foresee(model: str, text: str, plan: Plan, chat: bool | None, known: DecoderSpec | None) -> str:
+    """The forecast as HTML: the strip of layers and its sentence. known: the shape of a model not yet in memory."""
+    engine = MODELS.loaded(model)
+    spec = engine.spec if engine else known
+    if spec is None:
+        return answers.note("What the plan does is shown once this model is loaded.")
+    seen = forecast(plan, spec.layers, token_count(engine, text, chat) if engine else None, spec)
+    return answers.strip(spec.layers, seen.kept) + answers.note(plan_sentence(seen))

@@ -1,0 +1,173 @@
+"""Results in words: one plain sentence for every figure, generated from the data and as ready to say that pruning lost.
+
+Everything here takes `Comparison.to_dict()` (or a recorded one) and returns plain text; whoever shows it escapes it.
+"""
+
+from datetime import datetime
+
+from .forecast import Forecast
+
+NOISE = 0.03  # a ratio closer to 1 than this is called no difference
+ODD_STEP = 0.1  # writing uses all layers in both runs, so a step time ratio further from 1 is remarked on
+UNSTEADY = 1.5  # a slowest repeat this many times the fastest is remarked on
+SHORT_PROMPT = 64  # tokens below which fixed costs hide what is saved
+
+
+def milliseconds(value: float | None) -> str:
+    """Three figures, with a unit; seconds from ten thousand milliseconds on."""
+    if value is None:
+        return "not measured"
+    if value >= 10_000:
+        return f"{value / 1000:.1f} s"
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.1f} ms" if value >= 1 else f"{value:.2f} ms"
+
+
+def times(value: float | None) -> str:
+    """A speed-up."""
+    return "n/a" if value is None else f"{value:.2f}×"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 token`, `2,000 tokens`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def date(iso: str) -> str:
+    """A day as people write it."""
+    moment = datetime.fromisoformat(iso)
+    return f"{moment.day} {moment:%B %Y}"
+
+
+def tokenising_ms(run: dict) -> float:
+    """The part of the wait for the first token that comes before the prefill, 0 for a run that was stopped before."""
+    return max(0.0, run["ttft_ms"] - run["prefill_ms"])
+
+
+def first_token_ms(result: dict, name: str) -> float | None:
+    """The median wait for the first token of "dense" or "pruned", tokenising included."""
+    prefill = result[f"{name}_prefill_ms"]
+    return None if prefill is None else prefill + tokenising_ms(result[name])
+
+
+def plan_sentence(seen: Forecast) -> str:
+    """What the cutoff does, for the line beside its slider."""
+    if seen.cutoff >= seen.layers:
+        return f"Skips nothing: all {count(seen.layers, 'layer')} read the prompt, as in the dense model."
+    if not seen.skipped:
+        tokens = count(seen.tokens, "token")
+        return f"Skips nothing: all {tokens} of this prompt are sinks or boundary and run every layer."
+    about = "an assumed " if seen.assumed else ""
+    what = f"Skips {seen.skipped} of {seen.layers} layers for the prompt, keeps all {seen.layers} for the answer"
+    if seen.speedup is None:
+        return f"{what}; the predicted speed-up appears once the model is loaded."
+    return f"{what}; predicted prefill {times(seen.speedup)} at {about}{count(seen.tokens, 'prompt token')}."
+
+
+def timing_sentence(result: dict) -> str:
+    """Under the bars: who was faster at what, by how much, and how far to trust it."""
+    spreads = (result[f"{name}_prefill_spread"] for name in ("dense", "pruned"))
+    unsteady = any(spread and spread[1] > UNSTEADY * spread[0] for spread in spreads)
+    doubt = " The repeats vary a lot, as on a busy machine, so trust these times little." if unsteady else ""
+    return f"{_reading(result)} {_writing(result)}{doubt}"
+
+
+def _reading(result: dict) -> str:
+    dense, pruned, speedup = *(first_token_ms(result, name) for name in ("dense", "pruned")), result["prefill_speedup"]
+    if dense is None or pruned is None:
+        return "Stopped before both runs had read the prompt, so there is nothing to compare."
+    if not result["pruned"]["skipped_layers"]:
+        return "Nothing was skipped, so both runs did the same work and any difference is noise of the machine."
+    pair = f"first token after {milliseconds(dense)} dense, {milliseconds(pruned)} pruned"
+    if speedup is None:
+        return f"The reading was timed only once ({pair}), without repeats, so no speed-up is claimed."
+    rounds = count(result["prefill_repeats"], "paired repeat")
+    if not result["complete"]:
+        rounds += ", stopped early"
+    limit = f"arithmetic alone predicts {times(result['predicted_speedup'])}"
+    if speedup > 1 + NOISE:
+        return f"Pruning reads the prompt {times(speedup)} as fast ({pair}; {rounds}); {limit}."
+    short = result["pruned"]["prompt_tokens"] < SHORT_PROMPT
+    why = f", as a prompt of {result['pruned']['prompt_tokens']} tokens leaves little to save" if short else ""
+    if speedup >= 1 - NOISE:
+        return f"Pruning makes no measurable difference to reading ({pair}; {rounds}){why}; {limit}."
+    return f"Pruning loses: it reads at {times(speedup)} the speed of dense ({pair}; {rounds}){why}; {limit}."
+
+
+def _writing(result: dict) -> str:
+    speedup, steps = result["decode_speedup"], result["paired_steps"]
+    if speedup is None:
+        return f"Too few tokens were written by both to time the writing ({count(steps, 'step')})."
+    pair = f"{milliseconds(result['dense_step_ms'])} and {milliseconds(result['pruned_step_ms'])} per token"
+    if abs(speedup - 1) <= ODD_STEP:
+        return f"Writing uses all layers in both, and takes the same time ({pair})."
+    return f"Writing uses all layers in both, so its difference ({pair}) is noise of the machine."
+
+
+def difference_sentence(result: dict) -> str:
+    """Under the answers: where they part, and how often the pruned model agrees along the dense answer."""
+    dense, pruned, at = result["dense"], result["pruned"], result["first_divergence"]
+    length = count(len(dense["tokens"]), "token")
+    if not dense["tokens"] and not pruned["tokens"]:
+        stopped = "cancelled" in (dense["stop"], pruned["stop"])
+        return "Stopped before anything was written." if stopped else "Both answers are empty: the model ended at once."
+    if at is None:
+        said = f"Both answers are the same, {length} long."
+    else:
+        said = f"The answers part at token {at + 1} (the dense one has {len(dense['tokens'])})."
+    if dense["sampling"]["temperature"]:
+        said += " They were drawn at random with the same seed, so one changed probability can change all that follows."
+    if result["agreement"] is None:
+        return f"{said} Stopped before their agreement was measured."
+    return (
+        f"{said} Given the dense answer so far, the pruned model's best next token is the same in "
+        f"{result['agreement']:.0%} of the places."
+    )
+
+
+def tiles(result: dict) -> list[tuple[str, str, str]]:
+    """The four numbers of a comparison as (label, value, note)."""
+    at, kl = result["first_divergence"], result["first_token_kl"]
+    agreement = result["agreement"]
+    written = max(len(result["dense"]["tokens"]), len(result["pruned"]["tokens"]))
+    speedup = times(result["prefill_speedup"]), f"{times(result['predicted_speedup'])} predicted"
+    if not result["pruned"]["skipped_layers"]:
+        speedup = "n/a", "nothing was skipped"
+    return [
+        ("Prefill speed-up", *speedup),
+        ("Agreement", "n/a" if agreement is None else f"{agreement:.0%}", "same best token"),
+        ("First token KL", "n/a" if kl is None else _small(kl), "nats; 0 is identical"),
+        ("First difference", "none" if at is None else f"token {at + 1}", f"of {count(written, 'token')}"),
+    ]
+
+
+def facts(result: dict) -> list[tuple[str, str]]:
+    """What was run and on what, as (name, value)."""
+    dense, pruned = result["dense"], result["pruned"]
+    skipped, full = pruned["skipped_layers"], pruned["full_tokens"]
+    cut = pruned["plan"]["prefill"]
+    how = f"{cut['kv']} projections, {count(cut['sinks'], 'sink')}, boundary {cut['boundary']}" if skipped else "none"
+    return [
+        ("Model", dense["model"]),
+        ("Prompt", f"{count(dense['prompt_tokens'], 'token')}, {'chat template' if dense['chat'] else 'plain'}"),
+        ("Skipped while reading", f"{skipped} of {pruned['layers']} layers"),
+        ("Tokens that ran every layer", f"{full:,} of {pruned['prompt_tokens']:,}"),
+        ("Keys and values of skipped layers", how),
+        ("Written", f"{len(dense['tokens'])} dense, {len(pruned['tokens'])} pruned"),
+        ("KL along the dense answer", "n/a" if result["kl"] is None else f"{_small(result['kl'])} nats per token"),
+        ("Tokenising, part of the first token's time", milliseconds(tokenising_ms(dense))),
+        ("Device", f"{result['machine']}, {dense['dtype']}"),
+        ("Date", date(result["date"])),
+    ]
+
+
+def duration(seconds: float) -> str:
+    """A time to wait, roughly."""
+    if seconds < 90:
+        return count(max(1, round(seconds)), "second")
+    return count(round(seconds / 60), "minute")
+
+
+def _small(value: float) -> str:
+    if not value:
+        return "0"
+    return "< 0.0001" if 0 < value < 1e-4 else f"{value:.4f}" if value < 0.1 else f"{value:.2f}"

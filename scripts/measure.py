@@ -1,0 +1,134 @@
+"""Run the README's measurements and write its tables: `python scripts/measure.py [--write]`.
+
+Every number comes from a `python -m pop_core` command, run as a reader would run it. Without `--write` the tables are
+only printed. Takes about 15 minutes on 2 cores; leave the machine alone meanwhile.
+"""
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from pydoc_data.topics import topics
+
+ROOT = Path(__file__).resolve().parent.parent
+HELD_OUT = "assets/heldout/technical.txt"
+OWN_20, OWN_15 = "--cutoff 20", "--cutoff 15"
+FITTED_20, FITTED_20_SINKS, FITTED_20_WIDE, FITTED_15_WIDE = (
+    "--cutoff 20 --kv fitted",
+    "--cutoff 20 --kv fitted --sinks 4",
+    "--cutoff 20 --kv fitted --sinks 4 --boundary 16",
+    "--cutoff 15 --kv fitted --sinks 4 --boundary 64",
+)
+PLANS = ["--cutoff 29", OWN_20, FITTED_20, FITTED_20_SINKS, FITTED_20_WIDE, OWN_15, FITTED_15_WIDE]
+PORT = 7899
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="replace the tables in README.md")
+    options = parser.parse_args()
+    held_out = {plan: quality(HELD_OUT, plan) for plan in PLANS}
+    sections = {"reached": reached(held_out), "quality": quality_table(held_out)}
+    with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
+        file.write("\n\n".join(topics.values()))
+        file.flush()
+        sections["topics"] = quality_table({plan: quality(file.name, plan) for plan in PLANS})
+    for name, text in sections.items():
+        print(f"\n[{name}]\n{text}")
+        if options.write:
+            replace(name, text)
+    return 0
+
+
+def pop_core(*arguments: str) -> dict:
+    """The JSON of one command."""
+    command = [sys.executable, "-m", "pop_core", *arguments, "--json"]
+    print("$", " ".join(["python", *command[1:]]), file=sys.stderr)
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def quality(file: str, plan: str) -> dict:
+    return pop_core("quality", "--text", file, *plan.split())
+
+
+def reached(held_out: dict[str, dict]) -> str:
+    """The table of what had to be reached."""
+    prefill = pop_core("bench", "prefill", "--tokens", "1024", *OWN_20.split())
+    decode = pop_core("bench", "decode")
+    own = held_out[OWN_20]["kl"]
+    rows = [
+        ("`bench prefill --tokens 1024 --cutoff 20`: `speedup_vs_stock`", "1.50", prefill["speedup_vs_stock"]),
+        ("the same: `fraction_of_limit`", "0.93", prefill["fraction_of_limit"]),
+        ("`bench decode` (dense): `speedup_vs_stock`", "1.15", decode["speedup_vs_stock"]),
+        ("KL, fitted (4, 1) over own (0, 1), cutoff 20", "at most 0.25", held_out[FITTED_20_SINKS]["kl"] / own),
+        ("KL, fitted (4, 16) over own (0, 1), cutoff 20", "at most 0.167", held_out[FITTED_20_WIDE]["kl"] / own),
+        ("KL, cutoff 15 fitted (4, 64) over cutoff 20 own", "at most 1", held_out[FITTED_15_WIDE]["kl"] / own),
+        ("second start of `app.py` until the page answers", "under 15 s", second_start()),
+    ]
+    body = "\n".join(f"| {what} | {least} | {value:.3g} |" for what, least, value in rows)
+    times = ", ".join(
+        f"{name} {prefill[key] / 1e3:.2f} s ({prefill['spread'][variant][0] / 1e3:.2f}-"
+        f"{prefill['spread'][variant][1] / 1e3:.2f})"
+        for name, key, variant in (
+            ("stock", "ms_stock", "stock"),
+            ("dense", "ms_dense", "dense"),
+            ("cut", "ms", "plan"),
+        )
+    )
+    steps = f"stock {decode['ms_stock']:.1f} ms, ours {decode['ms']:.1f} ms"
+    return (
+        f"| what | at least | measured |\n|---|---|---|\n{body}\n\n"
+        f"1,024-token prefill, median (range): {times}. One decode step: {steps}. Arithmetic alone allows "
+        f"{prefill['limit_speedup']:.2f}x over dense at cutoff 20. "
+        f"{prefill['machine']}, {prefill['dtype']}, {datetime.date.today()}."
+    )
+
+
+def quality_table(results: dict[str, dict]) -> str:
+    lines = ["| plan | loss | KL | KL, first token | agreement |", "|---|---|---|---|---|"]
+    first = next(iter(results.values()))
+    lines.append(f"| dense | {first['loss_dense']:.3f} | 0 | 0 | 1 |")
+    lines += [
+        f"| `{plan}` | {r['loss']:.3f} | {r['kl']:.4f} | {r['first_token_kl']:.4f} | {r['agreement']:.3f} |"
+        for plan, r in results.items()
+    ]
+    counts = f"{first['segments']} segments of {first['prompt_tokens']} + {first['new_tokens']} tokens"
+    return "\n".join(lines) + f"\n\n{counts}, teacher-forced, float32."
+
+
+def second_start() -> float:
+    """Seconds from starting `app.py` to its first answer, the model being in the cache already."""
+    start = time.perf_counter()
+    app = subprocess.Popen([sys.executable, "app.py", "--port", str(PORT)], cwd=ROOT, stdout=subprocess.DEVNULL)
+    try:
+        while time.perf_counter() - start < 120:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/", timeout=5):
+                    return time.perf_counter() - start
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.1)
+    finally:
+        app.terminate()
+        app.wait()
+    raise SystemExit("app.py did not answer within two minutes")
+
+
+def replace(name: str, text: str) -> None:
+    """Put `text` between the README's markers of that name."""
+    readme = ROOT / "README.md"
+    head, start, rest = readme.read_text(encoding="utf-8").partition(f"<!-- {name} -->\n")
+    _, end, tail = rest.partition(f"<!-- /{name} -->")
+    if not start or not end:
+        raise SystemExit(f"README.md has no markers for '{name}'")
+    readme.write_text(head + start + text + "\n" + end + tail, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,82 @@
+"""A running app and a Chromium to look at it. Without Chromium the tests are skipped, but in CI that is a failure."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+CHROMIUM = Path("/usr/bin/chromium")
+FLAGS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+]
+START_SECONDS = 120
+PATIENCE = 300_000  # milliseconds: a first run fetches the model, and the machine may be busy
+
+
+@pytest.fixture(scope="session")
+def address():
+    """The app as a visitor meets it, in a process of its own; its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = subprocess.Popen([sys.executable, "app.py", "--port", str(port)], cwd=ROOT)
+    url = f"http://127.0.0.1:{port}/"
+    try:
+        _wait_for(url, server)
+        yield url
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+def _wait_for(url: str, server: subprocess.Popen) -> None:
+    for _ in range(START_SECONDS * 5):
+        assert server.poll() is None, "app.py ended"
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+            return
+        except OSError:
+            time.sleep(0.2)
+    raise AssertionError(f"app.py did not answer within {START_SECONDS} seconds")
+
+
+@pytest.fixture(scope="session")
+def browser():
+    if not CHROMIUM.exists():
+        message = f"{CHROMIUM} is missing; install the package chromium"
+        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+
+
+@pytest.fixture
+def tab(browser):
+    """A function that opens a page, which fails the test if a dialog opens or another host is asked."""
+    tabs, wrong = [], []
+
+    def open_tab(url: str, width: int = 1280, height: int = 900):
+        page = browser.new_page(viewport={"width": width, "height": height})
+        page.set_default_timeout(60_000)
+        page.on("dialog", lambda dialog: (wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: _elsewhere(request.url) and wrong.append(request.url))
+        page.goto(url)
+        tabs.append(page)
+        return page
+
+    yield open_tab
+    for page in tabs:
+        page.close()
+    assert not wrong
+
+
+def _elsewhere(url: str) -> bool:
+    return url.startswith(("http", "ws")) and "://127.0.0.1:" not in url
