@@ -11,12 +11,10 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
-from pathlib import Path
 from pydoc_data.topics import topics
 
-ROOT = Path(__file__).resolve().parent.parent
+from running import ROOT, running_app
+
 HELD_OUT = "assets/heldout/technical.txt"
 OWN_20, OWN_15 = "--cutoff 20", "--cutoff 15"
 FITTED_20, FITTED_20_SINKS, FITTED_20_WIDE, FITTED_15_WIDE = (
@@ -26,7 +24,6 @@ FITTED_20, FITTED_20_SINKS, FITTED_20_WIDE, FITTED_15_WIDE = (
     "--cutoff 15 --kv fitted --sinks 4 --boundary 64",
 )
 PLANS = ["--cutoff 29", OWN_20, FITTED_20, FITTED_20_SINKS, FITTED_20_WIDE, OWN_15, FITTED_15_WIDE]
-PORT = 7899
 
 
 def main() -> int:
@@ -106,18 +103,8 @@ def quality_table(results: dict[str, dict]) -> str:
 def second_start() -> float:
     """Seconds from starting `app.py` to its first answer, the model being in the cache already."""
     start = time.perf_counter()
-    app = subprocess.Popen([sys.executable, "app.py", "--port", str(PORT)], cwd=ROOT, stdout=subprocess.DEVNULL)
-    try:
-        while time.perf_counter() - start < 120:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/", timeout=5):
-                    return time.perf_counter() - start
-            except (urllib.error.URLError, OSError):
-                time.sleep(0.1)
-    finally:
-        app.terminate()
-        app.wait()
-    raise SystemExit("app.py did not answer within two minutes")
+    with running_app():
+        return time.perf_counter() - start
 
 
 def replace(name: str, text: str) -> None:

@@ -16,8 +16,8 @@ ROOM = 40  # slots for what is written after the prompt
 class Subject:
     """A tiny model and our decoder over it."""
 
-    def __init__(self, name: str):
-        self.model = tiny_model(name)
+    def __init__(self, name: str, dtype: torch.dtype = torch.float32):
+        self.model = tiny_model(name).to(dtype)
         self.decoder = Decoder(self.model, read_spec(self.model.config))
         self.layers = self.decoder.spec.layers
 

@@ -5,10 +5,13 @@ import torch
 from laws import Subject, gap
 from tiny import WINDOW, random_ids
 
+from pop_core.cache import KVCache
 from pop_core.decode import decode_step
+from pop_core.decoder import Positions
 from pop_core.errors import Cancelled
 from pop_core.kv_projection import ModuleProjection, own_projection, unit_rms
 from pop_core.plan import PrefillCut
+from pop_core.prefill import prefill
 
 LONG = 3 * WINDOW - 3  # longer than the sliding window
 TOLERANCE = 1e-4
@@ -50,6 +53,16 @@ def test_left_padded_batch_equals_solo_runs(subject, cut):
     for row, length in enumerate(lengths):
         solo = subject.write(subject.read(ids[row : row + 1, LONG - length :], cut), more[row : row + 1])
         assert gap(batch[row : row + 1], solo) < TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("cut", [None, PrefillCut(3, sinks=1, boundary=2)])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_padding_gives_no_nan_in_half_precision(family, cut, dtype):
+    """A row that is mostly padding, where a softmax over nothing would be NaN."""
+    subject = Subject(family, dtype)
+    ids, more, pad = random_ids(30, batch=2), random_ids(4, batch=2, seed=2), torch.tensor([29, 0])
+    assert torch.isfinite(subject.write(subject.read(ids, cut, pad), more)).all()
 
 
 def test_dense_batch_equals_the_stock_forward_alone(subject):
@@ -121,10 +134,6 @@ def test_a_checkpoint_can_abandon_a_prefill_and_leaves_nothing():
             raise Cancelled
 
     before = subject.read(ids)[0]
-    from pop_core.cache import KVCache
-    from pop_core.decoder import Positions
-    from pop_core.prefill import prefill
-
     cache = KVCache(subject.decoder.spec, 1, 20, subject.decoder.devices, subject.decoder.dtype)
     positions = Positions.build(subject.decoder, 20, ids.device)
     with pytest.raises(Cancelled):

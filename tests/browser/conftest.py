@@ -1,50 +1,19 @@
 """A running app and a Chromium to look at it. Without Chromium the tests are skipped, but in CI that is a failure."""
 
 import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
-CHROMIUM = Path("/usr/bin/chromium")
-FLAGS = [
-    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-]
-START_SECONDS = 120
+from scripts.running import CHROMIUM, FLAGS, running_app
+
 PATIENCE = 300_000  # milliseconds: a first run fetches the model, and the machine may be busy
 
 
 @pytest.fixture(scope="session")
 def address():
     """The app as a visitor meets it, in a process of its own; its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = subprocess.Popen([sys.executable, "app.py", "--port", str(port)], cwd=ROOT)
-    url = f"http://127.0.0.1:{port}/"
-    try:
-        _wait_for(url, server)
+    with running_app() as url:
         yield url
-    finally:
-        server.terminate()
-        server.wait(20)
-
-
-def _wait_for(url: str, server: subprocess.Popen) -> None:
-    for _ in range(START_SECONDS * 5):
-        assert server.poll() is None, "app.py ended"
-        try:
-            urllib.request.urlopen(url, timeout=5).close()
-            return
-        except OSError:
-            time.sleep(0.2)
-    raise AssertionError(f"app.py did not answer within {START_SECONDS} seconds")
 
 
 @pytest.fixture(scope="session")
