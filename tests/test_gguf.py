@@ -135,7 +135,7 @@ def test_a_file_cut_off_anywhere_is_refused_with_its_name(llama, tmp_path):
 
 def test_random_damage_to_the_header_never_escapes_as_another_error(llama, tmp_path):
     whole, rng = bytearray(llama[1].read_bytes()), np.random.default_rng(0)
-    path = tmp_path / "damaged.gguf"
+    path, refused = tmp_path / "damaged.gguf", 0
     for _ in range(200):
         damaged = bytearray(whole)
         for place in rng.integers(0, 3000, 3):
@@ -145,7 +145,8 @@ def test_random_damage_to_the_header_never_escapes_as_another_error(llama, tmp_p
             file = read_gguf(path)
             gguf_model.tensor_names(file, gguf_model.read_config(file))
         except (BrokenModel, UnsupportedModel):
-            pass
+            refused += 1
+    assert refused > 20  # most places are text, where damage is only another name
 
 
 def test_a_missing_file_and_a_missing_entry_are_named(llama, tmp_path):

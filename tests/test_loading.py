@@ -7,18 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from huggingface_hub import errors as hub_errors
 from safetensors.torch import load_file, save_file
 from tiny import random_ids, tiny_model
-from tiny_files import tiny_folder
+from tiny_files import config_folder, tiny_folder
 from tiny_gguf import write_gguf
 from transformers import GPT2Config, MambaConfig, T5Config
 
-from pop_core import cgroup, embedded, hub, loading, memory, placement
+from pop_core import cgroup, embedded, loading, memory, placement
 from pop_core.errors import (
     BrokenModel,
-    HubOffline,
-    ModelGated,
     ModelNotFound,
     NotEnoughMemory,
     PopError,
@@ -47,14 +44,6 @@ def damaged(llama, tmp_path):
         tensors=load_file(llama / "model.safetensors"),
         save=lambda tensors: save_file(tensors, weights, {"format": "pt"}),
     )
-
-
-def config_folder(path, config, **entries):
-    """A folder with a config.json and nothing else: whatever goes past the config fails on the missing weights."""
-    config.save_pretrained(path)
-    file = path / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | entries))
-    return path
 
 
 # What is loaded
@@ -330,101 +319,6 @@ def test_threads_are_what_the_container_pays_for(quota, monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", set_to.append)
     placement.fit_threads.__wrapped__()
     assert set_to == ([] if quota is None or quota >= threads else [math.ceil(quota)])
-
-
-# The hub (C10)
-
-
-def answer(status: int):
-    return SimpleNamespace(status_code=status, headers={}, request=None)
-
-
-FOUND = SimpleNamespace(sha="a" * 40)
-REPO = hub_errors.RepositoryNotFoundError("secret", response=answer(404))
-GATED = hub_errors.GatedRepoError("secret", response=answer(403))
-
-
-@pytest.fixture
-def asked(monkeypatch):
-    """Make the three functions of the hub's client raise or return what a test says."""
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-
-    def does(outcome):
-        def call(*args, **options):
-            assert options["token"] == (os.environ.get("HF_TOKEN") or False)
-            if isinstance(outcome, BaseException):
-                raise outcome
-            return outcome
-
-        return call
-
-    def set_up(info=FOUND, config="", rest=""):
-        monkeypatch.setattr(hub.HfApi, "model_info", does(info))
-        monkeypatch.setattr(hub, "hf_hub_download", does(config))
-        monkeypatch.setattr(hub, "snapshot_download", does(rest))
-
-    return set_up
-
-
-@pytest.mark.parametrize(
-    "outcomes, error, said",
-    [
-        (dict(info=REPO), ModelNotFound, "no model 'owner/name' on the hub"),
-        (dict(config=GATED), ModelGated, "HF_TOKEN has no access"),
-        (dict(info=hub_errors.HfHubHTTPError("secret", response=answer(401))), ModelGated, "HF_TOKEN"),
-        (dict(config=hub_errors.HfHubHTTPError("secret", response=answer(403))), ModelGated, "HF_TOKEN"),
-        (dict(info=hub_errors.HfHubHTTPError("secret", response=answer(429))), HubOffline, "error 429"),
-        (dict(config=hub_errors.RemoteEntryNotFoundError("x", response=answer(404))), ModelNotFound, "no config.json"),
-        (dict(config=OSError(28, "No space left")), PopError, "cannot be written: .*No space left"),
-    ],
-)
-def test_hub_errors_are_different_sentences(outcomes, error, said, asked):
-    asked(**outcomes)
-    with pytest.raises(error, match=said) as raised:
-        load_model("owner/name")
-    assert "secret" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    "unreachable",
-    [
-        hub_errors.OfflineModeIsEnabled("x"),
-        ConnectionError("x"),
-        TimeoutError("x"),
-        hub_errors.HTTPError("x"),
-        hub_errors.HfHubHTTPError("x", response=answer(503)),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_offline_is_said_only_when_the_cache_does_not_help(unreachable, asked, llama):
-    asked(info=unreachable, config=hub_errors.LocalEntryNotFoundError("x"))
-    with pytest.raises(HubOffline, match="cannot be reached"):
-        load_model("owner/name")
-    asked(info=unreachable, config=llama / "config.json", rest=hub_errors.IncompleteSnapshotError("x", "y"))
-    with pytest.raises(HubOffline, match="not whole in the local cache"):
-        load_model("owner/name")
-    asked(info=unreachable, config=llama / "config.json", rest=llama)
-    assert load_model("owner/name").source == "hub"
-
-
-def test_without_a_token_a_gated_model_asks_for_one(asked, monkeypatch):
-    asked(config=GATED)
-    monkeypatch.delenv("HF_TOKEN")
-    with pytest.raises(ModelGated, match="set HF_TOKEN"):
-        load_model("owner/name")
-
-
-def test_weights_of_an_unsupported_hub_model_are_not_downloaded(asked, tmp_path):
-    config_folder(tmp_path, GPT2Config())
-    asked(config=tmp_path / "config.json", rest=AssertionError("downloaded"))
-    with pytest.raises(UnsupportedModel, match="gpt2"):
-        load_model("owner/name")
-
-
-def test_a_hub_model_is_its_url_and_its_name(asked, llama):
-    asked(config=llama / "config.json", rest=llama)
-    loaded = load_model("https://huggingface.co/owner/name")
-    assert (loaded.name, loaded.source) == ("owner/name", "hub")
 
 
 def test_the_embedded_names_are_the_ones_messages_offer():

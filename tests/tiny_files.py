@@ -1,5 +1,6 @@
 """Tiny models as folders on disk, with a real fast tokenizer, for whatever loads a model by name."""
 
+import json
 from pathlib import Path
 
 from tiny import SHAPE, tiny_model
@@ -37,4 +38,12 @@ def tiny_folder(path, family: str, seed: int = 0, add_bos: bool = True, chat: bo
     path = Path(path)
     tiny_model(family, seed).save_pretrained(path, **save)
     tiny_tokenizer(add_bos, chat).save_pretrained(path)
+    return path
+
+
+def config_folder(path, config, **entries):
+    """A folder with a config.json and nothing else: whatever goes past the config fails on the missing weights."""
+    config.save_pretrained(path)
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | entries))
     return path
