@@ -126,7 +126,10 @@ def _weight_files(folder: Path) -> list[Path]:
         return [folder / WEIGHTS]
     if (folder / INDEX).is_file():
         try:
-            return [folder / name for name in sorted(set(_read_json(folder / INDEX)["weight_map"].values()))]
+            names = sorted(set(_read_json(folder / INDEX)["weight_map"].values()))
+            if any(Path(name).name != name for name in names):  # a shard lies beside its index and nowhere else
+                raise BrokenModel(f"{folder / INDEX} names weight files outside its folder.")
+            return [folder / name for name in names]
         except (KeyError, AttributeError, TypeError):
             raise BrokenModel(f"{folder / INDEX} has no 'weight_map' from tensors to files.") from None
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
@@ -139,7 +142,7 @@ def _weight_files(folder: Path) -> list[Path]:
 def _read_json(file: Path) -> dict:
     try:
         entries = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BrokenModel(f"{file} is not valid JSON ({_first_line(error)}).") from None
     if not isinstance(entries, dict):
         raise BrokenModel(f"{file} is not a JSON object.")

@@ -15,8 +15,8 @@ import torch
 from . import costs
 from .divergence import divergence, mean
 from .engine import Checkpoint, Engine, Generation, carry_on
-from .errors import Cancelled
-from .plan import DENSE, Plan
+from .errors import Cancelled, PopError
+from .plan import DENSE, Plan, whole_number
 from .run import Run, median
 from .sampling import Sampling
 from .timing import interleaved, machine, speedup, spread
@@ -95,7 +95,9 @@ def compare_steps(
     A checkpoint that raises `Cancelled` ends it with what there is, marked incomplete. Raises `PopError` before
     anything runs when plan, prompt or lengths do not fit.
     """
-    sampling = sampling or Sampling()
+    sampling, repeats = sampling or Sampling(), whole_number(repeats, "number of repeats")
+    if repeats < 0:
+        raise PopError(f"The number of repeats is {repeats}; it must not be negative.")
     plan.check(engine.spec.layers)
     prompt = engine.encode(text, sampling, chat)
     with engine.exclusive(checkpoint):

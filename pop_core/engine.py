@@ -145,7 +145,11 @@ class Engine:
         return torch.cat((first, rest))
 
     def token_ids(self, ids) -> torch.Tensor:
-        """Ids as `[1, N]` on the model's device."""
+        """Ids as `[1, N]` on the model's device. Raises `PopError` for ids that the model has no embedding for."""
+        if max(ids) >= self.spec.vocab:
+            raise PopError(
+                f"The tokenizer gives token {max(ids):,}, but the model knows {self.spec.vocab:,}: they do not match."
+            )
         return torch.tensor([list(ids)], device=self.loaded.device)
 
     def generate(

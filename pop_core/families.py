@@ -115,6 +115,9 @@ def _refuse_unsupported_options(config) -> None:
         raise UnsupportedModel("Attention with logit soft-capping (as in Gemma 2) is not supported.")
     if getattr(config, "use_bidirectional_attention", False):
         raise UnsupportedModel("A model with bidirectional attention cannot be run as a decoder.")
+    window = getattr(config, "sliding_window", None)
+    if SLIDING in _layer_types(config) and not (isinstance(window, int) and window > 0):
+        raise UnsupportedModel(f"The sliding window is {window}; it must be a positive number of tokens.")
     unknown = set(_layer_types(config)) - {FULL, SLIDING}
     if unknown:
         raise UnsupportedModel(f"Layers of type '{unknown.pop()}' are not supported; '{FULL}' and '{SLIDING}' are.")

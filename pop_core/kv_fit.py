@@ -8,10 +8,11 @@ nothing at run time. One pass over the calibration text serves every cutoff. Met
 
 import hashlib
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from .cache import KVCache
@@ -49,8 +50,11 @@ def load(decoder: Decoder, identity: str, cutoff: int) -> FusedProjection:
     try:
         with safe_open(path, "pt", device=str(decoder.devices[cutoff - 1])) as file:
             weight, bias = file.get_tensor("weight"), file.get_tensor("bias")
-    except Exception as error:
-        raise PopError(f"The fitted projections in {path.name} cannot be read ({error}); fit them again.") from None
+    except (OSError, SafetensorError) as error:
+        raise PopError(f"The fitted projections in {path} cannot be read ({error}); delete the file.") from None
+    rows = 2 * decoder.spec.kv_width * (decoder.spec.layers - cutoff)
+    if weight.shape != (rows, decoder.spec.hidden) or bias.shape != (rows,) or not weight.isfinite().all():
+        raise PopError(f"The fitted projections in {path} are not those of this model; delete the file.")
     return FusedProjection(cutoff, weight.to(decoder.dtype), bias.to(decoder.dtype))
 
 
@@ -106,6 +110,8 @@ def fit(
     the fit; nothing is saved then.
     """
     start = time.perf_counter()
+    with _writing_to(fitted_path(identity, cutoffs[0]).parent):
+        pass  # found out now, and not after a minute's work
     with torch.inference_mode():
         equations = {c: _NormalEquations(decoder, c) for c in cutoffs}
         for count, segment in enumerate(segments):
@@ -182,11 +188,21 @@ def _weight(decoder: Decoder, i: int) -> torch.Tensor:
 
 def _save(path: Path, projection: tuple[torch.Tensor, torch.Tensor]) -> None:
     """Write beside and rename, so that a file that exists is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     weight, bias = projection
     part = path.with_suffix(f".{time.time_ns()}.part")
-    save_file({"weight": weight.cpu().contiguous(), "bias": bias.cpu().contiguous()}, part)
-    part.replace(path)
+    with _writing_to(path.parent):
+        save_file({"weight": weight.cpu().contiguous(), "bias": bias.cpu().contiguous()}, part)
+        part.replace(path)
+
+
+@contextmanager
+def _writing_to(folder: Path):
+    """Make the folder; what goes wrong while writing to it is one sentence."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except (OSError, SafetensorError) as error:
+        raise PopError(f"The fitted projections cannot be written to {folder}: {error}.") from None
 
 
 def _calibration_key() -> str:

@@ -1,7 +1,7 @@
 """What a run leaves out. A plan is frozen, validated data that belongs to one run, never to the model."""
 
-import math
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 
 from .errors import PopError
 
@@ -74,14 +74,18 @@ class Plan:
 
 
 DENSE = Plan()
+LIMIT = 2**63  # of any count or seed
 
 
 def whole_number(value, name: str) -> int:
-    """`value` as an int. Raises `PopError` for text, nan, infinities and fractions."""
+    """`value` as an int. Raises `PopError` for text, nan, infinities, fractions and what does not fit 64 bits."""
+    shown = repr(value)[:40]
     try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise PopError(f"The {name} is {value!r}; it must be a whole number.") from None
-    if not math.isfinite(number) or number != int(number):
-        raise PopError(f"The {name} is {value!r}; it must be a whole number.")
+        number = Decimal(str(value))  # exact for every int, float and numeral
+    except (ArithmeticError, ValueError):
+        number = Decimal("nan")
+    if number.is_finite() and abs(number) >= LIMIT:
+        raise PopError(f"The {name} is {shown}; it must be below 2^63.")
+    if not number.is_finite() or number != int(number):
+        raise PopError(f"The {name} is {shown}; it must be a whole number.")
     return int(number)

@@ -30,12 +30,12 @@ class Sampling:
             object.__setattr__(self, name, whole_number(getattr(self, name), name.replace("_", " ")))
         object.__setattr__(self, "temperature", _number(self.temperature, "temperature", 0, 10))
         object.__setattr__(self, "top_p", _number(self.top_p, "top p", 0, 1))
-        object.__setattr__(self, "stop", tuple(text for text in self.stop if text))
+        object.__setattr__(self, "stop", _texts(self.stop))
         if self.max_new_tokens < 1:
             raise PopError(f"The answer length is {self.max_new_tokens} tokens; it must be at least 1.")
         if self.top_k < 0:
             raise PopError(f"The top k is {self.top_k}; it must be 0 (off) or more.")
-        if not 0 <= self.seed < 2**63:
+        if self.seed < 0:
             raise PopError(f"The seed is {self.seed}; it must be between 0 and 2^63 - 1.")
 
     def to_dict(self) -> dict:
@@ -118,6 +118,14 @@ class TextStream:
 
     def _begins_stop(self, tail: str) -> bool:
         return any(text.startswith(tail) for text in self.stop)
+
+
+def _texts(stop) -> tuple[str, ...]:
+    """Stop strings without empty ones."""
+    texts = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if not all(isinstance(text, str) for text in texts):
+        raise PopError("The stop strings must be text.")
+    return tuple(text for text in texts if text)
 
 
 def _number(value, name: str, low: float, high: float) -> float:

@@ -168,6 +168,11 @@ def test_prompt_and_answer_must_fit_the_context(engine):
         engine.generate("x" * 100_000)
 
 
+def test_a_tokenizer_that_does_not_belong_to_the_model_is_refused(engine):
+    with pytest.raises(PopError, match="do not match"):
+        engine.token_ids([3, 97])
+
+
 def test_a_cutoff_beyond_the_model_is_refused(engine):
     with pytest.raises(PopError, match="6 layers, so 1 to 6"):
         engine.generate(TEXT, Plan(PrefillCut(7)))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from laws import gap
+from safetensors.torch import save_file
 from tiny import random_ids
 from tiny_files import tiny_folder
 
@@ -110,6 +111,29 @@ def test_a_damaged_file_is_one_sentence(engine):
     path.write_bytes(b"not safetensors")
     with pytest.raises(PopError, match="cannot be read"):
         engine.generate("a dog", Plan(PrefillCut(3, "fitted")))
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        dict(weight=torch.zeros(3, 32), bias=torch.zeros(3)),
+        dict(weight=torch.zeros(1, 1)),
+        dict(weight=torch.full((3 * 2 * 16, 32), float("nan")), bias=torch.zeros(3 * 2 * 16)),
+    ],
+)
+def test_a_file_of_another_model_is_one_sentence(engine, tensors):
+    path = kv_fit.fitted_path(engine.loaded.identity(), 3)
+    path.parent.mkdir(parents=True)
+    save_file(tensors, path)
+    with pytest.raises(PopError, match="delete the file"):
+        engine.generate("a dog", Plan(PrefillCut(3, "fitted")))
+
+
+def test_a_cache_that_cannot_be_written_is_one_sentence(engine, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("POP_STUDIO_CACHE", str(tmp_path / "file"))
+    with pytest.raises(PopError, match="cannot be written"):
+        kv_fit.fit(engine.decoder, "x", SEGMENTS[:2], [3])
 
 
 def test_calibration_text_has_about_twenty_thousand_tokens_for_a_real_tokenizer():

@@ -97,6 +97,9 @@ def test_bad_input_is_refused_before_anything_runs(engine):
     ):
         with pytest.raises(PopError):
             next(compare_steps(engine, text, plan, sampling=sampling))
+    for repeats in (-1, 1.5, None, "a"):
+        with pytest.raises(PopError, match="repeats"):
+            next(compare_steps(engine, TEXT, CUT, repeats=repeats))
     assert not engine._lock.locked()
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from pop_core.errors import PopError
-from pop_core.plan import Plan, PrefillCut
+from pop_core.plan import Plan, PrefillCut, whole_number
 
 
 @pytest.mark.parametrize("plan", [Plan(), Plan(PrefillCut(3)), Plan(PrefillCut(7, "fitted", 4, 16))])
@@ -45,3 +45,11 @@ def test_a_plan_is_checked_against_the_model():
 def test_unknown_entries_are_refused(data):
     with pytest.raises(PopError):
         Plan.from_dict(data)
+
+
+def test_whole_numbers_keep_every_digit_and_have_a_limit():
+    assert whole_number(2**53 + 1, "seed") == whole_number(str(2**53 + 1), "seed") == 2**53 + 1
+    for value in (10**400, 1e300, "1" * 5000, 2**63):
+        with pytest.raises(PopError) as caught:
+            whole_number(value, "seed")
+        assert len(str(caught.value)) < 120

@@ -48,12 +48,17 @@ def test_logits_that_are_not_finite_give_no_token(bad, temperature):
         dict(top_k=-1),
         dict(seed=-1),
         dict(seed=2**70),
+        dict(stop=(5,)),
     ],
 )
 def test_impossible_settings_are_one_sentence(fields):
     with pytest.raises(PopError) as caught:
         Sampling(**fields)
     assert "\n" not in str(caught.value)
+
+
+def test_one_stop_string_needs_no_tuple():
+    assert Sampling(stop="ab") == Sampling(stop=("ab", "")) and Sampling(stop=None).stop == ()
 
 
 def stream(text: str, stop=()) -> tuple[TextStream, list[str]]:
