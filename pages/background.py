@@ -18,23 +18,31 @@ class Stops:
 
     def __init__(self):
         self._flags: dict[str, threading.Event] = {}
+        self._working: set[str] = set()  # sessions whose work is not only waiting for its turn
 
     def begin(self, session: str | None) -> threading.Event:
-        """A fresh flag; work still running under the old one is stopped."""
+        """A fresh flag for work that gets in line; work still running under the old one is stopped."""
         self.stop(session)
         flag = self._flags[session or ""] = threading.Event()
         return flag
 
-    def current(self, session: str | None) -> threading.Event:
-        """The flag of the work that was begun, also if Stop was pressed before the work got its turn."""
+    def take_turn(self, session: str | None) -> threading.Event:
+        """The flag of the work that was begun, set already if Stop was pressed while it waited."""
+        self._working.add(session or "")
         return self._flags.get(session or "") or self.begin(session)
 
-    def stop(self, session: str | None) -> None:
+    def end_turn(self, session: str | None) -> None:
+        self._working.discard(session or "")
+
+    def stop(self, session: str | None) -> bool:
+        """Raise the flag; returns whether work is under way that will see it and say so."""
         if flag := self._flags.get(session or ""):
             flag.set()
+        return (session or "") in self._working
 
     def forget(self, session: str | None) -> None:
         self.stop(session)
+        self.end_turn(session)
         self._flags.pop(session or "", None)
 
 

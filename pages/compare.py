@@ -6,6 +6,7 @@ import gradio as gr
 
 from pop_core import recorded
 from pop_core.errors import PopError
+from pop_core.families import MOST_LAYERS
 from pop_core.forecast import default_plan, forecast
 from pop_core.sentences import date, plan_sentence
 
@@ -26,6 +27,7 @@ RECORDED, SPEC, COMMAND = recorded.load(recorded.RECORDED / f"compare-{DEFAULT_M
 EXAMPLES = load_examples()
 DEFAULT = default_plan(SPEC.layers)
 SHOW_STATUS = "() => { document.getElementById('status').scrollIntoView({block: 'nearest'}); return []; }"
+NOT_BEGUN = answers.status("Stopped before its turn came; nothing was changed", "stopped")
 INTRO = """<header class="intro"><p class="brand">POP Studio</p>
 <h1>Read with fewer layers, write with all of them</h1>
 <p>A language model needs its deep layers to write an answer, but hardly to read your prompt. Skip them while reading,
@@ -135,7 +137,8 @@ def opened(request: gr.Request):
     engine = MODELS.loaded(model)
     spec = engine.spec if engine else SPEC if model == DEFAULT_MODEL else None
     layers = spec.layers if spec else max(cut.cutoff, SPEC.layers)
-    if cut.cutoff > layers:
+    if cut.cutoff > min(layers, MOST_LAYERS):
+        layers = min(layers, MOST_LAYERS)
         sentence = (
             f"{sentence} The link's cutoff is {cut.cutoff}, but {model} has {layers} layers; the default is used."
         )
@@ -154,7 +157,7 @@ def wire(demo: gr.Blocks, c: dict, r: dict) -> None:
     ahead = [c[name] for name in ("model", "prompt", "style", *PLAN)]
 
     def begin(request: gr.Request):
-        STOPS.begin(request.session_hash)
+        STOPS.begin(str(request.session_hash))
         return answers.status(comparing.WAITING), "", *busy(True)
 
     def in_page(work):
@@ -162,8 +165,15 @@ def wire(demo: gr.Blocks, c: dict, r: dict) -> None:
 
         def handler(request: gr.Request, *values):
             raw, session = dict(zip(NAMES, values, strict=False)), str(request.session_hash)
-            for update in work(raw, values[-1], STOPS.current(request.session_hash), session):
-                yield {everything[name]: value for name, value in update.items()}
+            flag = STOPS.take_turn(session)
+            try:
+                if flag.is_set():
+                    yield {r["status"]: NOT_BEGUN}
+                    return
+                for update in work(raw, values[-1], flag, session):
+                    yield {everything[name]: value for name, value in update.items()}
+            finally:
+                STOPS.end_turn(session)
 
         return handler
 
@@ -178,10 +188,12 @@ def wire(demo: gr.Blocks, c: dict, r: dict) -> None:
     model_event([c["model"].input], lambda raw, _, stop, __: comparing.pick(raw, stop))
 
     def stopped(request: gr.Request):
-        STOPS.stop(request.session_hash)
-        return answers.status("Stopping")
+        """Running work says itself how it ended: a line from here might arrive after that one, and stay."""
+        if STOPS.stop(str(request.session_hash)):
+            return gr.skip(), gr.skip(), gr.update(interactive=False)
+        return NOT_BEGUN, *busy(False)
 
-    c["stop_button"].click(stopped, None, r["status"], **at_once)
+    c["stop_button"].click(stopped, None, [r["status"], *buttons], **at_once)
     moved = [c["cutoff"].change, c["prompt"].blur, *(c[name].change for name in ("style", *PLAN[1:]))]
     gr.on(moved, looked_ahead, ahead, c["forecast"], trigger_mode="always_last", **at_once)
     filled = c["example"].input(chosen_example, c["example"], [c["prompt"], c["max_new_tokens"]], **at_once)
@@ -197,7 +209,7 @@ def busy(now: bool):
 
 
 def forgotten(request: gr.Request) -> None:
-    STOPS.forget(request.session_hash)
+    STOPS.forget(str(request.session_hash))
 
 
 with gr.Blocks(title="POP Studio", delete_cache=(3600, 3600), analytics_enabled=False) as demo:

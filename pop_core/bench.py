@@ -1,7 +1,7 @@
 """Speed of a plan against our own dense loop and against the stock `transformers` forward of the same loaded model.
 
 All variants run interleaved in one process with the same dtype and threads. Times are milliseconds; speed-ups are
-medians of paired rounds; the limit is in `costs.py`.
+ratios of medians; the limit is in `costs.py`.
 """
 
 import torch

@@ -14,9 +14,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.utils import logging
 
 from .errors import BrokenModel, ModelNotFound, NotEnoughMemory, PopError, UnsupportedModel
-from .families import supported_families
+from .families import check_layers, supported_families
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+FLOATS = ("F64", "F32", "F16", "BF16")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
 
@@ -26,10 +27,12 @@ def read_config(folder: Path):
     if not file.is_file():
         raise ModelNotFound(f"The folder {folder} has no config.json, so it is not a model.")
     entries = _read_json(file)
-    kind = entries.get("model_type")
+    kind = str(entries.get("model_type"))
     if kind not in CONFIG_MAPPING_NAMES:
         own_code = " and would need Python code of its own, which is never run" if "auto_map" in entries else ""
         raise UnsupportedModel(f"The architecture '{kind}' is unknown{own_code}; use one of {supported_families()}.")
+    if "num_hidden_layers" in entries:
+        check_layers(entries["num_hidden_layers"])
     try:
         with quiet():
             return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
@@ -37,12 +40,17 @@ def read_config(folder: Path):
         raise BrokenModel(f"{file} is not a usable config ({_first_line(error)}).") from error
 
 
-def check_files(folder: Path) -> None:
-    """Open every weight file, which checks its header against its length. Raises `BrokenModel` naming the file."""
+def check_files(folder: Path, quantised: bool) -> None:
+    """Open every weight file, which checks its header against its length, and look at the tensors' number formats.
+
+    Integers and 8-bit floats would be cast to a model full of noise. Raises `BrokenModel` naming file or tensor.
+    """
     for file in _weight_files(folder):
         try:
-            with safe_open(file, "pt"):
-                pass
+            with safe_open(file, "pt") as tensors:
+                formats = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
+            if odd := [name for name, kind in formats.items() if kind not in FLOATS and not quantised]:
+                raise BrokenModel(f"The tensor '{odd[0]}' in {file} is stored as {formats[odd[0]]}, not as floats.")
         except FileNotFoundError:
             raise BrokenModel(f"The weight file {file} is missing.") from None
         except (SafetensorError, OSError) as error:
@@ -51,7 +59,7 @@ def check_files(folder: Path) -> None:
 
 def load_weights(folder: Path, config, dtype: torch.dtype, **placement):
     """The model in `folder`. Raises `BrokenModel` when a tensor is missing, unexpected or of the wrong shape."""
-    check_files(folder)
+    check_files(folder, quantised=getattr(config, "quantization_config", None) is not None)
     with quiet(), clear_errors(folder):
         model, info = AutoModelForCausalLM.from_pretrained(
             folder,

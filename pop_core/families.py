@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from .errors import UnsupportedModel
 
+MOST_LAYERS, MOST = 1000, 10_000_000  # of layers, and of any other size, that a config may ask for
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -60,6 +61,9 @@ FAMILIES = {
 }
 
 
+ROPE_TYPES = {"default", "linear", "llama3", "yarn"}
+
+
 def supported_families() -> str:
     """The families in one phrase, for messages."""
     names = list(FAMILIES.values())
@@ -71,6 +75,7 @@ def read_spec(config) -> DecoderSpec:
     family = config.model_type
     if family not in FAMILIES:
         raise UnsupportedModel(f"The architecture '{family}' is not supported; use one of {supported_families()}.")
+    _refuse_impossible_shapes(config)
     _refuse_unsupported_options(config)
     gemma = family == "gemma3_text"
     heads = config.num_attention_heads
@@ -97,6 +102,33 @@ def read_spec(config) -> DecoderSpec:
     )
 
 
+def check_layers(count) -> None:
+    """Before a config class makes a list of them. Raises `UnsupportedModel`."""
+    _check_count("layers", count, MOST_LAYERS)
+
+
+def _check_count(name: str, value, most: int) -> None:
+    if not isinstance(value, int) or not 1 <= value <= most:
+        raise UnsupportedModel(f"The number of {name} in the config is {str(value)[:40]}; it must be 1 to {most:,}.")
+
+
+def _refuse_impossible_shapes(config) -> None:
+    heads = config.num_attention_heads
+    for name, value, most in (
+        ("layers", config.num_hidden_layers, MOST_LAYERS),
+        ("attention heads", heads, MOST),
+        ("key-value heads", config.num_key_value_heads, MOST),
+        ("hidden channels", config.hidden_size, MOST),
+        ("channels a head", 1 if getattr(config, "head_dim", None) is None else config.head_dim, MOST),
+        ("FFN channels", config.intermediate_size, MOST),
+        ("vocabulary entries", config.vocab_size, MOST),
+        ("positions", config.max_position_embeddings, 2**40),
+    ):
+        _check_count(name, value, most)
+    if heads % config.num_key_value_heads:
+        raise UnsupportedModel(f"{heads} attention heads cannot share {config.num_key_value_heads} key-value heads.")
+
+
 def _layer_types(config) -> tuple[str, ...]:
     if config.model_type == "mistral":  # its config has no list: a window, where there is one, holds for all layers
         return (SLIDING if config.sliding_window else FULL,) * config.num_hidden_layers
@@ -106,11 +138,16 @@ def _layer_types(config) -> tuple[str, ...]:
 
 def _refuse_unsupported_options(config) -> None:
     rope = getattr(config, "rope_parameters", None) or {}
-    kinds = {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)}
-    if moving := kinds & {"dynamic", "longrope"}:  # they rewrite the model's frequencies as a prompt grows
+    kinds = {part["rope_type"] for part in (rope, *rope.values()) if isinstance(part, dict) and "rope_type" in part}
+    if others := kinds - ROPE_TYPES:  # 'dynamic' and 'longrope' rewrite the model's frequencies as a prompt grows
         raise UnsupportedModel(
-            f"RoPE scaling of type '{moving.pop()}' is not supported; 'default', 'linear', 'llama3' and 'yarn' are."
+            f"RoPE scaling of type '{others.pop()}' is not supported; 'default', 'linear', 'llama3' and 'yarn' are."
         )
+    from transformers.activations import ACT2FN  # here: a page reads a spec without importing torch
+
+    activation = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
+    if activation not in ACT2FN:
+        raise UnsupportedModel(f"The activation '{activation}' is unknown.")
     if getattr(config, "attn_logit_softcapping", None):
         raise UnsupportedModel("Attention with logit soft-capping (as in Gemma 2) is not supported.")
     if getattr(config, "use_bidirectional_attention", False):

@@ -20,6 +20,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from .checkpoint import check_tensors, clear_errors, quiet
 from .errors import BrokenModel, PopError, UnsupportedModel
+from .families import check_layers
 from .gguf_reader import GgufFile
 
 CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config, "gemma3": Gemma3TextConfig}
@@ -70,6 +71,7 @@ def read_config(file: GgufFile):
     if (parts := file.metadata.get("split.count", 1)) not in (0, 1):
         raise UnsupportedModel(f"{file.path} is one of {parts} parts; join them with llama-gguf-split --merge.")
     try:
+        check_layers(file.metadata[f"{kind}.block_count"])
         return CONFIGS[kind](**_shape(file), **_gemma(file), rope_parameters=_rope(file))
     except PopError:
         raise

@@ -39,7 +39,12 @@ def fitted_path(identity: str, cutoff: int) -> Path:
 
 
 def is_fitted(identity: str, cutoff: int) -> bool:
-    return fitted_path(identity, cutoff).exists()
+    """Whether a whole file is there; a damaged one is made again."""
+    try:
+        with safe_open(fitted_path(identity, cutoff), "pt") as file:
+            return {"weight", "bias"} <= set(file.keys())
+    except (OSError, SafetensorError):
+        return False
 
 
 def load(decoder: Decoder, identity: str, cutoff: int) -> FusedProjection:
@@ -68,8 +73,10 @@ def ensure(engine, plan: Plan, progress=None, checkpoint=None) -> None:
         return
     engine.require_readable("A fitted projection")
     identity = engine.loaded.identity()
-    if not is_fitted(identity, cut.cutoff):
-        with engine.exclusive(checkpoint or (lambda: None)):
+    if is_fitted(identity, cut.cutoff):
+        return
+    with engine.exclusive(checkpoint or (lambda: None)):
+        if not is_fitted(identity, cut.cutoff):  # somebody may have fitted while we waited
             segments = calibration_segments(engine.loaded.tokenizer)
             fit(decoder, identity, segments, cutoffs_to_fit(decoder, cut.cutoff), progress, checkpoint)
 

@@ -51,7 +51,9 @@ def choose(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator)
     if sampling.temperature == 0:
         token = logits.argmax(-1, keepdim=True)
     else:
-        scores = _filtered(logits.float() / sampling.temperature, sampling)
+        scores = logits.float()
+        scores = scores - scores.max(-1, keepdim=True).values  # or a tiny temperature would make infinities
+        scores = _filtered(scores / sampling.temperature, sampling)
         probabilities = torch.where(finite, scores.softmax(-1), 1.0)  # anything that multinomial accepts
         token = probabilities.multinomial(1, generator=generator)
     return torch.where(finite, token, -1)

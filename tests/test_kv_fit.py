@@ -105,6 +105,17 @@ def test_ensure_fits_once_and_runs_use_it(engine, monkeypatch):
     assert kv_fit.is_fitted(engine.loaded.identity(), 5)  # the same pass served the other cutoffs
 
 
+def test_a_damaged_file_is_made_again(engine, monkeypatch):
+    monkeypatch.setattr(kv_fit, "calibration_segments", lambda tokenizer: SEGMENTS)
+    path = kv_fit.fitted_path(engine.loaded.identity(), 3)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"cut off")
+    assert not kv_fit.is_fitted(engine.loaded.identity(), 3)
+    plan = Plan(PrefillCut(3, "fitted"))
+    kv_fit.ensure(engine, plan)
+    assert engine.generate("a dog", plan).skipped_layers == 3
+
+
 def test_a_damaged_file_is_one_sentence(engine):
     path = kv_fit.fitted_path(engine.loaded.identity(), 3)
     path.parent.mkdir(parents=True)

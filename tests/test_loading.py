@@ -225,6 +225,40 @@ def test_other_architectures_are_refused_from_the_config(config, tmp_path):
     assert f"'{config.model_type}'" in str(raised.value) and supported_families() in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "entries",
+    [
+        dict(num_hidden_layers=1_000_000_000),
+        dict(num_hidden_layers=0),
+        dict(num_attention_heads=-1),
+        dict(num_key_value_heads=0),
+        dict(num_key_value_heads=3),
+        dict(head_dim=0),
+        dict(intermediate_size=-1),
+        dict(vocab_size=-1),
+        dict(max_position_embeddings=0),
+        dict(hidden_act="nope"),
+        dict(model_type=["a"]),
+        dict(rope_parameters=dict(rope_type="nope", rope_theta=1.0)),
+    ],
+    ids=str,
+)
+def test_impossible_configs_are_one_sentence(damaged, entries):
+    file = damaged.folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | entries))
+    with pytest.raises((UnsupportedModel, BrokenModel)) as caught:
+        load_model(str(damaged.folder))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.complex64, torch.float8_e4m3fn])
+def test_weights_that_are_not_floats_are_named(damaged, dtype):
+    name = "model.layers.1.mlp.up_proj.weight"
+    damaged.save(damaged.tensors | {name: damaged.tensors[name].to(dtype)})
+    with pytest.raises(BrokenModel, match=name):
+        load_model(str(damaged.folder))
+
+
 def test_code_in_a_folder_is_never_run(damaged, tmp_path, monkeypatch):
     """C11: neither for an architecture that transformers knows, nor for one that only the code would define."""
     monkeypatch.setattr("builtins.input", lambda *a: pytest.fail("somebody asked"))

@@ -197,4 +197,4 @@ def test_every_round_runs_every_task_and_the_warm_up_is_not_counted():
 def test_medians_and_ratios_of_nothing_are_none():
     assert median([]) is None and median([3.0, 1.0]) == 2.0 and median([5.0, 1.0, 2.0]) == 2.0
     assert ratio(1.0, 0.0) is None and ratio(None, 1.0) is None and ratio(3.0, 2.0) == 1.5
-    assert speedup([], []) is None and speedup([2.0, 9.0], [1.0, 3.0]) == 2.5
+    assert speedup([], []) is None and speedup([2.0, 9.0, 3.0], [1.0, 3.0, 2.0]) == 1.5

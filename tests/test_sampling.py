@@ -30,6 +30,11 @@ def test_top_k_and_top_p_leave_the_best():
     assert set(draw(logits, temperature=1.0)) == {0, 1, 2, 3}
 
 
+@pytest.mark.parametrize("temperature", [1e-45, 1e-30, 10])
+def test_any_temperature_gives_probabilities(temperature):
+    assert set(draw([-900.0, 2000.0, 1990.0], temperature=temperature)) <= {1, 2}
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_that_are_not_finite_give_no_token(bad, temperature):
