@@ -5,6 +5,7 @@
 
 import argparse
 import os
+import signal
 from pathlib import Path
 
 ASSETS = Path(__file__).parent / "assets"
@@ -26,15 +27,22 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("DO_NOT_TRACK", "1")
 
-from pages import shared  # noqa: E402
+from pages import export, shared  # noqa: E402
 from pages.compare import demo  # noqa: E402
 from pages.theme import THEME  # noqa: E402
 
 demo.queue(max_size=20)
 
 
+def terminated(*_) -> None:
+    """Take the exported files along; at once, since model threads may be deep inside a library."""
+    export.FOLDER.cleanup()
+    os._exit(0)
+
+
 def main(chosen: argparse.Namespace) -> None:
     """Answer at once; have the default model ready soon after."""
+    signal.signal(signal.SIGTERM, terminated)
     demo.launch(
         server_name=chosen.host,
         server_port=chosen.port,

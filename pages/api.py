@@ -26,7 +26,8 @@ def compare(
 ) -> dict:
     """Answer a prompt dense and pruned, and compare both.
 
-    cutoff: layers that read the prompt. kv: "fitted" or "own". stop: strings that end the answer, one a line. style:
+    cutoff: layers that read the prompt. kv: "fitted" or "own"; where nothing is fitted yet the run uses "own", and
+    says so in the pruned run's notices and plan. stop: strings that end the answer, one a line. style:
     "chat" or "plain". Returns `Comparison.to_dict()`; fails with one sentence for values that cannot be used.
     """
     raw = {name: value for name, value in locals().items() if name in comparing.NAMES}

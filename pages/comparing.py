@@ -90,7 +90,7 @@ def perform(raw: dict, stop: threading.Event, session: str) -> Iterator[dict]:
     for progress, text in compare_progress(engine, replace(settings, plan=plan), stop):
         if progress.result:
             result = progress.result.to_dict()
-            result["dense"]["notices"] += [notice] if notice else []
+            result["pruned"]["notices"] += [notice] if notice else []
             yield shown(result) | exports(result, session) | {"status": ending(result)}
         elif progress.dense:
             yield streamed(progress, text)

@@ -61,9 +61,9 @@ def reached(held_out: dict[str, dict]) -> str:
     decode = pop_core("bench", "decode")
     own = held_out[OWN_20]["kl"]
     rows = [
-        ("`bench prefill --tokens 1024 --cutoff 20`: `speedup_vs_stock`", "1.50", prefill["speedup_vs_stock"]),
-        ("the same: `fraction_of_limit`", "0.93", prefill["fraction_of_limit"]),
-        ("`bench decode` (dense): `speedup_vs_stock`", "1.15", decode["speedup_vs_stock"]),
+        ("`bench prefill --tokens 1024 --cutoff 20`: `speedup_vs_stock`", "at least 1.50", prefill["speedup_vs_stock"]),
+        ("the same: `fraction_of_limit`", "at least 0.93", prefill["fraction_of_limit"]),
+        ("`bench decode` (dense): `speedup_vs_stock`", "at least 1.15", decode["speedup_vs_stock"]),
         ("KL, fitted (4, 1) over own (0, 1), cutoff 20", "at most 0.25", held_out[FITTED_20_SINKS]["kl"] / own),
         ("KL, fitted (4, 16) over own (0, 1), cutoff 20", "at most 0.167", held_out[FITTED_20_WIDE]["kl"] / own),
         ("KL, cutoff 15 fitted (4, 64) over cutoff 20 own", "at most 1", held_out[FITTED_15_WIDE]["kl"] / own),
@@ -81,7 +81,7 @@ def reached(held_out: dict[str, dict]) -> str:
     )
     steps = f"stock {decode['ms_stock']:.1f} ms, ours {decode['ms']:.1f} ms"
     return (
-        f"| what | at least | measured |\n|---|---|---|\n{body}\n\n"
+        f"| what | wanted | measured |\n|---|---|---|\n{body}\n\n"
         f"1,024-token prefill, median (range): {times}. One decode step: {steps}. Arithmetic alone allows "
         f"{prefill['limit_speedup']:.2f}x over dense at cutoff 20. "
         f"{prefill['machine']}, {prefill['dtype']}, {datetime.date.today()}."

@@ -14,7 +14,7 @@ from pop_core import Engine, Sampling, kv_fit, load_model, recorded  # noqa: E40
 from pop_core.compare import compare  # noqa: E402
 from pop_core.forecast import default_plan  # noqa: E402
 
-MODEL, REPEATS = "smollm2", 5
+MODEL, REPEATS = "smollm2", 9
 
 
 def main() -> None:

@@ -199,10 +199,20 @@ def test_each_session_has_its_own_flag():
     stops = background.Stops()
     a, b = stops.begin("a"), stops.begin("b")
     stops.stop("a")
-    assert a.is_set() and not b.is_set() and stops.current("a") is a
+    assert a.is_set() and not b.is_set() and stops.take_turn("a") is a
     assert not stops.begin("a").is_set()
     stops.forget("b")
-    assert b.is_set() and stops.current("b") is not b
+    assert b.is_set() and stops.take_turn("b") is not b
+
+
+def test_stop_knows_whether_work_is_under_way_or_still_waiting():
+    stops = background.Stops()
+    flag = stops.begin("a")
+    assert not stops.stop("a") and flag.is_set()  # nobody will say that it stopped
+    assert stops.take_turn("a") is flag  # when its turn comes, it finds the flag up
+    assert stops.stop("a")
+    stops.end_turn("a")
+    assert not stops.stop("a")
 
 
 # names, links, forecasts
