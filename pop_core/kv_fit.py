@@ -121,11 +121,12 @@ def fit(
         pass  # found out now, and not after a minute's work
     with torch.inference_mode():
         equations = {c: _NormalEquations(decoder, c) for c in cutoffs}
+        weights = {i: folded_weight(decoder, i)[0] for i in range(min(cutoffs), decoder.spec.layers)}
         for count, segment in enumerate(segments):
             if checkpoint:
                 checkpoint()
             features = _features(decoder, segment, min(cutoffs))
-            targets = {i: torch.nn.functional.linear(x, _weight(decoder, i)) for i, x in features.items()}
+            targets = {i: torch.nn.functional.linear(x, weights[i]) for i, x in features.items()}
             for c, equation in equations.items():
                 equation.add(features[c], torch.cat([targets[i] for i in range(c, decoder.spec.layers)], dim=1))
             if progress:
@@ -187,10 +188,6 @@ def _features(decoder: Decoder, segment: list[int], first: int) -> dict[int, tor
         if i < spec.layers - 1:  # the last layer's own output is nobody's key or value
             h = decoder.block(i, h, rope, attend)
     return features
-
-
-def _weight(decoder: Decoder, i: int) -> torch.Tensor:
-    return folded_weight(decoder, i)[0]
 
 
 def _save(path: Path, projection: tuple[torch.Tensor, torch.Tensor]) -> None:

@@ -10,7 +10,7 @@ from tiny_files import tiny_folder
 from pop_core import kv_fit
 from pop_core.engine import Engine
 from pop_core.errors import Cancelled, PopError
-from pop_core.kv_projection import own_projection, unit_rms
+from pop_core.kv_projection import folded_weight, own_projection, unit_rms
 from pop_core.loading import load_model
 from pop_core.plan import Plan, PrefillCut
 
@@ -64,7 +64,7 @@ def test_the_normal_equations_are_ridge_regression(engine):
     equations, xs, ys = kv_fit._NormalEquations(decoder, cutoff), [], []
     for ids in SEGMENTS:
         features = kv_fit._features(decoder, ids, cutoff)
-        y = torch.cat([torch.nn.functional.linear(features[i], kv_fit._weight(decoder, i)) for i in (4, 5)], dim=1)
+        y = torch.cat([torch.nn.functional.linear(features[i], folded_weight(decoder, i)[0]) for i in (4, 5)], dim=1)
         equations.add(features[cutoff], y)
         xs.append(features[cutoff].double())
         ys.append(y.double())
