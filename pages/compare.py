@@ -11,12 +11,12 @@ from pop_core.forecast import default_plan, forecast
 from pop_core.sentences import date, plan_sentence
 
 from . import answers, api, comparing
-from .background import STOPS
 from .comparing import NAMES
 from .controls import cutoff_slider, foresee, load_examples, model_picker, plan_details, read_plan
 from .export import exports
 from .links import KEYS, read_query
 from .shared import DEFAULT_MODEL, MAX_CHARACTERS, MODEL_QUEUE, MODELS
+from .turns import AT_ONCE, ModelEvents
 
 PLAN = ("cutoff", "kv", "sinks", "boundary")
 OUTPUTS = (
@@ -26,8 +26,6 @@ OUTPUTS = (
 RECORDED, SPEC, COMMAND = recorded.load(recorded.RECORDED / f"compare-{DEFAULT_MODEL}.json")
 EXAMPLES = load_examples()
 DEFAULT = default_plan(SPEC.layers)
-SHOW_STATUS = "() => { document.getElementById('status').scrollIntoView({block: 'nearest'}); return []; }"
-NOT_BEGUN = answers.status("Stopped before its turn came; nothing was changed", "stopped")
 INTRO = """<header class="intro"><p class="brand">POP Studio</p>
 <h1>Read with fewer layers, write with all of them</h1>
 <p>A language model needs its deep layers to write an answer, but hardly to read your prompt. Skip them while reading,
@@ -149,67 +147,21 @@ def opened(request: gr.Request):
 
 def wire(demo: gr.Blocks, c: dict, r: dict) -> None:
     """Connect the events. Events that run a model take turns; the others answer at once."""
-    everything, settings = c | r, [c[name] for name in NAMES]
-    outputs = [everything[name] for name in OUTPUTS]
-    at_once = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
-    in_turn = MODEL_QUEUE | {"show_progress": "minimal", "show_progress_on": r["status"], "api_visibility": "private"}
-    buttons = [c["run"], c["stop_button"]]
+    events = ModelEvents(c | r, NAMES, OUTPUTS)
     ahead = [c[name] for name in ("model", "prompt", "style", *PLAN)]
-
-    def begin(request: gr.Request):
-        STOPS.begin(str(request.session_hash))
-        return answers.status(comparing.WAITING), "", *busy(True)
-
-    def in_page(work):
-        """A handler whose named outputs become components."""
-
-        def handler(request: gr.Request, *values):
-            raw, session = dict(zip(NAMES, values, strict=False)), str(request.session_hash)
-            flag = STOPS.take_turn(session)
-            try:
-                if flag.is_set():
-                    yield {r["status"]: NOT_BEGUN}
-                    return
-                for update in work(raw, values[-1], flag, session):
-                    yield {everything[name]: value for name, value in update.items()}
-            finally:
-                STOPS.end_turn(session)
-
-        return handler
-
-    def model_event(triggers, work):
-        started = gr.on(triggers, begin, None, [r["status"], r["alert"], *buttons], js=SHOW_STATUS, **at_once)
-        ran = started.then(in_page(work), [*settings, r["result"]], outputs, **in_turn)
-        rested = ran.then(lambda: busy(False), None, buttons, **at_once)
-        rested.then(looked_ahead, ahead, c["forecast"], **at_once)
-
-    model_event([c["run"].click, c["prompt"].submit], comparing.run)
-    model_event([c["fit_button"].click], lambda raw, _, stop, __: comparing.fit(raw, stop))
-    model_event([c["model"].input], lambda raw, _, stop, __: comparing.pick(raw, stop))
-
-    def stopped(request: gr.Request):
-        """Running work says itself how it ended: a line from here might arrive after that one, and stay."""
-        if STOPS.stop(str(request.session_hash)):
-            return gr.skip(), gr.skip(), gr.update(interactive=False)
-        return NOT_BEGUN, *busy(False)
-
-    c["stop_button"].click(stopped, None, [r["status"], *buttons], **at_once)
+    for triggers, work in (
+        ([c["run"].click, c["prompt"].submit], comparing.run),
+        ([c["fit_button"].click], comparing.fit),
+        ([c["model"].input], comparing.pick),
+    ):
+        events.connect(triggers, work).then(looked_ahead, ahead, c["forecast"], **AT_ONCE)
+    events.connect_stop(demo)
     moved = [c["cutoff"].change, c["prompt"].blur, *(c[name].change for name in ("style", *PLAN[1:]))]
-    gr.on(moved, looked_ahead, ahead, c["forecast"], trigger_mode="always_last", **at_once)
-    filled = c["example"].input(chosen_example, c["example"], [c["prompt"], c["max_new_tokens"]], **at_once)
-    filled.then(looked_ahead, ahead, c["forecast"], **at_once)
-    demo.load(opened, None, [*(c[name] for name in ("model", *PLAN)), r["alert"]], **at_once)
-    demo.unload(forgotten)
+    gr.on(moved, looked_ahead, ahead, c["forecast"], trigger_mode="always_last", **AT_ONCE)
+    filled = c["example"].input(chosen_example, c["example"], [c["prompt"], c["max_new_tokens"]], **AT_ONCE)
+    filled.then(looked_ahead, ahead, c["forecast"], **AT_ONCE)
+    demo.load(opened, None, [*(c[name] for name in ("model", *PLAN)), r["alert"]], **AT_ONCE)
     gr.api(api.compare, api_name="compare", **MODEL_QUEUE)
-
-
-def busy(now: bool):
-    """Run and Stop while something runs, and while nothing does."""
-    return gr.update(interactive=not now), gr.update(interactive=now)
-
-
-def forgotten(request: gr.Request) -> None:
-    STOPS.forget(str(request.session_hash))
 
 
 with gr.Blocks(title="POP Studio", delete_cache=(3600, 3600), analytics_enabled=False) as demo:

@@ -4,7 +4,6 @@ Generators yield `{name of an output: value}`; `compare.py` maps the names to co
 becomes a sentence under "alert", and what was shown before stays.
 """
 
-import inspect
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -21,10 +20,10 @@ from . import answers
 from .background import watch
 from .controls import read_plan, whole_between
 from .export import exports
-from .shared import MAX_CHARACTERS, explain, warn, watch_loading
+from .shared import MAX_CHARACTERS, watch_loading
+from .turns import failure, names_of, statuses
 
 MAX_REPEATS = 20
-WAITING = "Waiting for the model: runs take turns, so that their times are fair"
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def read_settings(
     )
 
 
-NAMES = tuple(inspect.signature(read_settings).parameters)  # of the settings, in the order of a page's inputs
+NAMES = names_of(read_settings)
 
 
 def run(raw: dict, previous: dict, stop: threading.Event, session: str) -> Iterator[dict]:
@@ -96,16 +95,6 @@ def perform(raw: dict, stop: threading.Event, session: str) -> Iterator[dict]:
             yield streamed(progress, text)
         else:
             yield {"status": answers.status(text)}
-
-
-def statuses(steps: Iterator[tuple[float, str]]):
-    """Work's (fraction, text) as lines for the page; returns what the work returns."""
-    while True:
-        try:
-            fraction, text = next(steps)
-        except StopIteration as end:
-            return end.value
-        yield {"status": answers.status(text[:1].upper() + text[1:], fraction=fraction)}
 
 
 def compare_progress(engine, settings: Settings, stop: threading.Event):
@@ -160,7 +149,7 @@ def needs_fit(engine, plan: Plan) -> bool:
     return not kv_fit.is_fitted(engine.loaded.identity(), cut.cutoff)
 
 
-def fit(raw: dict, stop: threading.Event) -> Iterator[dict]:
+def fit(raw: dict, previous: dict, stop: threading.Event, session: str) -> Iterator[dict]:
     """Fit the projections that the settings need, with progress."""
     try:
         yield {"alert": "", "status": answers.status("Loading")}
@@ -182,7 +171,7 @@ def fit(raw: dict, stop: threading.Event) -> Iterator[dict]:
         yield failure(error)
 
 
-def pick(raw: dict, stop: threading.Event) -> Iterator[dict]:
+def pick(raw: dict, previous: dict, stop: threading.Event, session: str) -> Iterator[dict]:
     """Load the model that was picked; a failure leaves everything as it was."""
     try:
         yield {"alert": "", "status": answers.status("Loading")}
@@ -229,9 +218,3 @@ def ending(result: dict) -> str:
     if result["complete"]:
         return answers.status(f"Done: your own run, measured just now on {result['machine']}", "done")
     return answers.status("Stopped: what was done until then is shown, the timing is not complete", "stopped")
-
-
-def failure(error: Exception) -> dict:
-    sentence = explain(error)
-    warn(sentence)
-    return {"alert": answers.alert(sentence), "status": answers.status("Nothing was changed", "error")}

@@ -1,4 +1,4 @@
-"""Command line: `python -m pop_core generate|compare|quality|bench ...`, also what CI and the README measure with.
+"""Command line: `python -m pop_core generate|compare|quality|importance|bench ...`, what the README measures with.
 
 `--json` prints one JSON object as the last line of stdout. Input that cannot be used is one sentence on stderr and exit
 code 2.
@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from .errors import PopError
+from .errors import Cancelled, PopError
 from .plan import FITTED, OWN, Plan, PrefillCut, whole_number
 
 
@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     except PopError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Cancelled):
         print("stopped", file=sys.stderr)
         return 130
     print(json.dumps(result, allow_nan=False) if options.json else _readable(result))
@@ -37,25 +37,37 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def build_parser() -> Parser:
-    """The four commands and their options."""
+    """The five commands and their options."""
     parser = Parser(prog="python -m pop_core", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
 
-    generate = _command(commands, "generate", _generate, "answer a prompt under a plan")
+    generate = _pruning_command(commands, "generate", _generate, "answer a prompt under a plan")
     _prompt_options(generate)
-    compare = _command(commands, "compare", _compare, "answer a prompt dense and under a plan, and time both")
+    compare = _pruning_command(commands, "compare", _compare, "answer a prompt dense and under a plan, and time both")
     _prompt_options(compare)
     compare.add_argument("--repeats", type=_count, default=3, help="timed prefills of each variant")
 
-    quality = _command(commands, "quality", _quality, "KL, loss and agreement on a text")
+    quality = _pruning_command(commands, "quality", _quality, "KL, loss and agreement on a text")
     quality.add_argument("--text", required=True, metavar="FILE")
     _counts(quality, prompt_tokens=448, new_tokens=64, segments=12)
 
+    importance = _command(commands, "importance", _importance, "how much each layer matters to reading and to writing")
+    importance.add_argument("--text", metavar="FILE", help="instead of the bundled calibration text")
+    _counts(importance, samples=32, prompt_tokens=128, new_tokens=32, seed=0)
+    importance.add_argument(
+        "--ablation", type=_count, nargs="?", const=-1, default=0, metavar="N",
+        help="really leave out each layer, on all samples or on N of them",
+    )  # fmt: skip
+    importance.add_argument("--tolerance", type=float, help="share of prefill importance a cutoff may skip")
+    importance.add_argument(
+        "--recompute", action=argparse.BooleanOptionalAction, help="compute layers again instead of keeping them"
+    )
+
     bench = commands.add_parser("bench", help="speed against the stock forward and the limit")
     benches = bench.add_subparsers(dest="bench", required=True, parser_class=Parser)
-    prefill = _command(benches, "prefill", _bench_prefill, "time to read a prompt")
+    prefill = _pruning_command(benches, "prefill", _bench_prefill, "time to read a prompt")
     _counts(prefill, tokens=1024, repeats=5)
-    decode = _command(benches, "decode", _bench_decode, "time to write a token")
+    decode = _pruning_command(benches, "decode", _bench_decode, "time to write a token")
     _counts(decode, prompt_tokens=256, new_tokens=64)
     return parser
 
@@ -67,6 +79,12 @@ def _command(commands, name: str, run, help: str) -> argparse.ArgumentParser:
     command.add_argument("--device", default="auto")
     command.add_argument("--dtype", default="auto")
     command.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    return command
+
+
+def _pruning_command(commands, name: str, run, help: str) -> argparse.ArgumentParser:
+    """A command that runs a plan."""
+    command = _command(commands, name, run, help)
     plan = command.add_argument_group("plan (nothing is skipped without --cutoff)")
     plan.add_argument("--cutoff", type=_count, help="layers kept for the prompt")
     plan.add_argument("--kv", choices=(OWN, FITTED), default=OWN, help="projections of the skipped layers")
@@ -127,6 +145,46 @@ def _quality(options) -> dict:
     return quality.measure(engine, segments, options.prompt_tokens, [_plan(options)])[0].to_dict()
 
 
+def _importance(options) -> dict:
+    from . import calibration
+    from .analysis import analyse_steps
+    from .importance import TOLERANCE
+    from .quality import text_segments
+
+    engine = _load(options)
+    text = _file(options.text) if options.text else calibration.read_all()
+    counts = options.prompt_tokens, options.new_tokens, options.samples
+    steps = analyse_steps(
+        engine,
+        text_segments(engine, text, *counts, spread=True),
+        options.prompt_tokens,
+        seed=options.seed,
+        ablation=options.samples if options.ablation == -1 else options.ablation,
+        tolerance=TOLERANCE if options.tolerance is None else options.tolerance,
+        recompute=options.recompute,
+        text=options.text or "calibration text, all kinds",
+        checkpoint=_until_interrupted(),
+    )
+    for progress in steps:
+        done = progress.done if progress.phase != "done" else progress.total
+        _progress(done / progress.total, f"{progress.phase}: {progress.done} of {progress.total} samples")
+    return progress.snapshot().to_dict()
+
+
+def _until_interrupted():
+    """A checkpoint that Ctrl-C turns into `Cancelled`, so that what was done so far is still printed."""
+    import signal
+
+    pressed = []
+    signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
+
+    def checkpoint() -> None:
+        if pressed:
+            raise Cancelled
+
+    return checkpoint
+
+
 def _bench_prefill(options) -> dict:
     from .bench import bench_prefill
 
@@ -157,16 +215,22 @@ def _chat(options) -> bool | None:
     return False if options.plain else None
 
 
-def _engine(options):
-    """The model, ready for the plan: fitted projections are fitted here if this is their first use."""
-    from . import kv_fit
+def _load(options):
+    """The model, with its notices on stderr."""
     from .engine import Engine
     from .loading import load_model
 
-    plan = _plan(options)
     engine = Engine(load_model(options.model, options.device, options.dtype, progress=_progress))
     for notice in engine.loaded.notices:
         print(notice, file=sys.stderr)
+    return engine
+
+
+def _engine(options):
+    """The model, ready for the plan: fitted projections are fitted here if this is their first use."""
+    from . import kv_fit
+
+    plan, engine = _plan(options), _load(options)
     plan.check(engine.spec.layers)
     kv_fit.ensure(engine, plan, _progress)
     return engine

@@ -44,16 +44,25 @@ class Decoder:
         """Token ids `[B, T]` to the residual stream `[B, T, hidden]`."""
         return self.embed_tokens(ids)
 
-    def block(self, i: int, h: torch.Tensor, rope: Rope, attend: Attend) -> torch.Tensor:
-        """One layer on the residual stream `[B, T, hidden]`."""
+    def block(
+        self, i: int, h: torch.Tensor, rope: Rope, attend: Attend, gates: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """One layer on the residual stream `[B, T, hidden]`.
+
+        gates: `[2, B, T]` factors of the attention and of the FFN branch, by token (virtual gates, `gates.py`).
+        """
         layer, post_norms = self.layers[i], self.spec.post_norms
         h = h.to(self.devices[i])  # layers of one model may live on several devices
         branch = self.attention(i, self.normed(layer.input_layernorm, h), rope, attend)
+        if post_norms:
+            branch = self.normed(layer.post_attention_layernorm, branch)
         # in place where it is free: the branch is a buffer that nobody else has
-        h = (self.normed(layer.post_attention_layernorm, branch) if post_norms else branch).add_(h)
+        h = (branch if gates is None else gated(branch, gates[0])).add_(h)
         before_ffn = layer.pre_feedforward_layernorm if post_norms else layer.post_attention_layernorm
         branch = self.ffn(i, self.normed(before_ffn, h))
-        return (self.normed(layer.post_feedforward_layernorm, branch) if post_norms else branch).add_(h)
+        if post_norms:
+            branch = self.normed(layer.post_feedforward_layernorm, branch)
+        return (branch if gates is None else gated(branch, gates[1])).add_(h)
 
     def attention(self, i: int, x: torch.Tensor, rope: Rope, attend: Attend) -> torch.Tensor:
         """The attention branch on normalised input `[B, T, hidden]`."""
@@ -163,6 +172,11 @@ class Positions:
         return seen
 
 
+def gated(branch: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """A branch `[B, T, hidden]` times its gate `[B, T]`, in the precision of the gate and so of its gradient."""
+    return (branch * gate[..., None].to(branch.device)).to(branch.dtype)
+
+
 def rotate(x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """Rotary position embedding of `[B, n, T, D]` by cos and sin `[B, 1, T, D]` (halves, as in Llama)."""
     (cos, sin), half = turn, x.shape[-1] // 2
@@ -190,11 +204,11 @@ def _device_of(module) -> torch.device:
 
 
 def _plain_on_cpu(model) -> bool:
-    """Whether every linear layer is an ordinary float32 one in CPU memory, with nothing hooked to it."""
+    """Whether every linear layer is an ordinary one in CPU memory, in float32 or float64, with nothing hooked to it."""
     linears = [part for part in model.modules() if hasattr(part, "out_features")]
     return all(
         type(part) is torch.nn.Linear
-        and part.weight.dtype == torch.float32
+        and part.weight.dtype in (torch.float32, torch.float64)
         and part.weight.device.type == "cpu"
         and not hasattr(part, "_hf_hook")
         for part in linears

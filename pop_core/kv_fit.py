@@ -15,17 +15,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from .cache import KVCache
+from .calibration import KINDS, read_kind
 from .decoder import Decoder, Positions
 from .embedded import cache_dir
 from .errors import PopError
 from .kv_projection import FusedProjection, folded_weight, unit_rms
 from .plan import DENSE, FITTED, Plan
-from .prefill import PromptAttention
+from .prefill import CausalAttention
 from .text import bos_ids, encode_text
 from .timing import interleaved
 
-CALIBRATION = Path(__file__).parent.parent / "assets" / "calibration"
 SEGMENT = 512  # tokens read at once
 LEFT_OUT = 4  # first positions of a segment: attention sinks, whose huge activations would rule the regression
 RIDGE = 0.1  # lambda, as a share of the mean feature energy
@@ -101,8 +100,8 @@ def cutoffs_to_fit(decoder: Decoder, wanted: int) -> list[int]:
 def calibration_segments(tokenizer) -> list[list[int]]:
     """The bundled text as segments of at most `SEGMENT` ids, each with BOS where the model has one."""
     bos, segments = bos_ids(tokenizer), []
-    for path in sorted(CALIBRATION.glob("*.txt")):
-        ids = encode_text(tokenizer, path.read_text(encoding="utf-8"))
+    for kind in KINDS:
+        ids = encode_text(tokenizer, read_kind(kind))
         size = SEGMENT - len(bos)
         segments += [bos + ids[at : at + size] for at in range(0, len(ids), size)]
     return [segment for segment in segments if len(segment) > 2 * LEFT_OUT]
@@ -178,9 +177,8 @@ class _NormalEquations:
 def _features(decoder: Decoder, segment: list[int], first: int) -> dict[int, torch.Tensor]:
     """Dense forward of one segment: layer -> `h / rms(h)` before it, `[N - LEFT_OUT, hidden]`, from `first` up."""
     spec, ids = decoder.spec, torch.tensor([segment], device=decoder.devices[0])
-    cache = KVCache(spec, 1, len(segment), decoder.devices, decoder.dtype)
     positions = Positions.build(decoder, len(segment), ids.device)
-    attend, rope = PromptAttention(decoder, cache, positions, len(segment)), positions.span(0, len(segment))
+    attend, rope = CausalAttention(decoder, positions, len(segment)), positions.span(0, len(segment))
     h, features = decoder.embed(ids), {}
     for i in range(spec.layers):
         if i >= first:
@@ -211,6 +209,6 @@ def _writing_to(folder: Path):
 
 def _calibration_key() -> str:
     digest = hashlib.sha256(repr((SEGMENT, LEFT_OUT, RIDGE)).encode())
-    for path in sorted(CALIBRATION.glob("*.txt")):
-        digest.update(path.read_bytes())
+    for kind in KINDS:
+        digest.update(read_kind(kind).encode())
     return digest.hexdigest()[:8]

@@ -73,23 +73,35 @@ def full_slots(length: int, cut: PrefillCut, positions: Positions, device) -> to
     return torch.cat((first, last), dim=1)
 
 
-class PromptAttention:
-    """Every prompt token attends to those before it; keys and values go to the cache."""
+class CausalAttention:
+    """Every token attends to those before it; nothing is kept."""
 
-    def __init__(self, decoder: Decoder, cache: KVCache, positions: Positions, length: int):
-        self.spec, self.cache = decoder.spec, cache
+    def __init__(self, decoder: Decoder, positions: Positions, length: int):
+        self.spec = decoder.spec
+        self.windows = [decoder.spec.layer_window(i) for i in range(decoder.spec.layers)]
         slots = torch.arange(length, device=decoder.devices[0])
         # a plain causal mask needs no tensor and lets the attention kernel skip half of the work
         self.masks = {
             window: positions.mask(slots[None], slots, window)
-            for window in set(cache.windows)
+            for window in set(self.windows)
             if positions.pad is not None or length > (window or length)
         }
 
     def __call__(self, i, q, k, v):
-        self.cache.append(i, k, v)
-        mask = self.masks.get(self.cache.windows[i])
+        mask = self.masks.get(self.windows[i])
         return attend_to(self.spec, q, k, v, mask, causal=mask is None)
+
+
+class PromptAttention(CausalAttention):
+    """The same, and keys and values go to the cache."""
+
+    def __init__(self, decoder: Decoder, cache: KVCache, positions: Positions, length: int):
+        super().__init__(decoder, positions, length)
+        self.cache = cache
+
+    def __call__(self, i, q, k, v):
+        self.cache.append(i, k, v)
+        return super().__call__(i, q, k, v)
 
 
 class _LegAttention:

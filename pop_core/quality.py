@@ -4,6 +4,7 @@ Each segment's prompt is read under the plan and its continuation teacher-forced
 log-probabilities mean nothing when layers are skipped, so only the continuation counts.
 """
 
+import random
 from dataclasses import asdict, dataclass
 
 from .divergence import divergence, mean, negative_log_likelihood
@@ -32,10 +33,15 @@ class Quality:
         return asdict(self)
 
 
-def text_segments(engine: Engine, text: str, prompt_tokens: int, new_tokens: int, count: int) -> list[list[int]]:
-    """`count` consecutive pieces of `prompt_tokens + new_tokens` ids, each with BOS where the model has one.
+def text_segments(
+    engine: Engine, text: str, prompt_tokens: int, new_tokens: int, count: int, spread: bool = False
+) -> list[list[int]]:
+    """`count` pieces of `prompt_tokens + new_tokens` ids, each with BOS where the model has one.
 
-    Raises `PopError` when the text is too short or a piece longer than the model's context.
+    They follow each other; with `spread` they are spread evenly over the whole text, in a random order that is always
+    the same, so that the first few stand for all. A prompt may overlap another piece then, but continuations never
+    meet. Raises `PopError` when the text is too short or a piece longer than
+    the model's context.
     """
     for number, name in ((prompt_tokens, "prompt tokens"), (new_tokens, "new tokens"), (count, "segments")):
         if number < 1:
@@ -43,9 +49,14 @@ def text_segments(engine: Engine, text: str, prompt_tokens: int, new_tokens: int
     engine.check_length(prompt_tokens, new_tokens)
     bos = bos_ids(engine.loaded.tokenizer)
     ids, size = encode_text(engine.loaded.tokenizer, text), prompt_tokens + new_tokens - len(bos)
-    if len(ids) < size * count:
-        raise PopError(f"The text has {len(ids):,} tokens; {count} segments of {size} need {size * count:,}.")
-    return [bos + ids[at * size : (at + 1) * size] for at in range(count)]
+    need = size + new_tokens * (count - 1) if spread else size * count
+    if len(ids) < need:
+        raise PopError(f"The text has {len(ids):,} tokens; {count} pieces of {size} need at least {need:,}.")
+    step = (len(ids) - size) / max(1, count - 1) if spread else size
+    pieces = [bos + ids[int(at * step) : int(at * step) + size] for at in range(count)]
+    if spread:
+        random.Random(0).shuffle(pieces)
+    return pieces
 
 
 def measure(

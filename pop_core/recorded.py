@@ -1,4 +1,4 @@
-"""A comparison that was made earlier, kept in `assets/` with the command that made it: something to see at once."""
+"""Results that were made earlier, kept in `assets/` with the command that made them: something to see at once."""
 
 import json
 from dataclasses import asdict
@@ -10,14 +10,14 @@ RECORDED = Path(__file__).parent.parent / "assets" / "recorded"
 
 
 def save(path: Path, result: dict, spec: DecoderSpec, command: str) -> None:
-    """Write a comparison, the shape of its model and the command. Raises `ValueError` for NaN."""
-    data = {"command": command, "spec": asdict(spec), "comparison": result}
+    """Write a result, the shape of its model and the command. Raises `ValueError` for NaN."""
+    data = {"command": command, "spec": asdict(spec), "result": result}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(data, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def load(path: Path) -> tuple[dict, DecoderSpec, str]:
-    """(comparison, the shape of its model, command)."""
+    """(result, the shape of its model, command)."""
     data = json.loads(path.read_text(encoding="utf-8"))
     spec = DecoderSpec(**data["spec"] | {"layer_types": tuple(data["spec"]["layer_types"])})
-    return data["comparison"], spec, data["command"]
+    return data["result"], spec, data["command"]

@@ -1,8 +1,10 @@
-"""Record what the first page shows when it opens: the default example under the default plan.
+"""Record what the pages show when they open; each result says on what, when and with which command.
 
-Run it on a quiet machine: `python scripts/record.py`.
+`python scripts/record.py compare`: the default example under the default plan; wants a quiet machine.
+`python scripts/record.py importance MODEL [ABLATED]`: 200 samples, layers left out on ABLATED of them (all by default).
 """
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -11,13 +13,14 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from pop_core import Engine, Sampling, kv_fit, load_model, recorded  # noqa: E402
+from pop_core.__main__ import build_parser  # noqa: E402
 from pop_core.compare import compare  # noqa: E402
 from pop_core.forecast import default_plan  # noqa: E402
 
-MODEL, REPEATS = "smollm2", 9
+MODEL, REPEATS, SAMPLES = "smollm2", 9, 200
 
 
-def main() -> None:
+def record_comparison() -> None:
     """Fit what the plan needs, compare, save."""
     example = json.loads((ROOT / "assets" / "examples.json").read_text(encoding="utf-8"))[0]
     engine = Engine(load_model(MODEL))
@@ -26,8 +29,30 @@ def main() -> None:
     sampling = Sampling(max_new_tokens=example["max_new_tokens"])
     result = compare(engine, example["prompt"], plan, sampling=sampling, repeats=REPEATS).to_dict()
     path = recorded.RECORDED / f"compare-{MODEL}.json"
-    recorded.save(path, result, engine.spec, "python scripts/record.py")
+    recorded.save(path, result, engine.spec, "python scripts/record.py compare")
     print(f"{path.relative_to(ROOT)}: prefill {result['prefill_speedup']:.2f}x, agreement {result['agreement']:.0%}")
+
+
+def record_importance(model: str, ablated: int) -> None:
+    """Run the command that is kept with the result."""
+    arguments = ["importance", "--model", model, "--samples", str(SAMPLES), "--ablation", str(ablated)]
+    options = build_parser().parse_args(arguments)
+    result = options.run(options)
+    path = recorded.RECORDED / f"importance-{model}.json"
+    recorded.save(path, result, load_model(model).spec, " ".join(["python -m pop_core", *arguments]))
+    print(f"{path.relative_to(ROOT)}: cutoff {result['recommended_cutoff']}, Spearman {result['spearman_prefill']:.3f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("compare", "importance"))
+    parser.add_argument("model", nargs="?", default=MODEL)
+    parser.add_argument("ablated", nargs="?", type=int, default=SAMPLES)
+    chosen = parser.parse_args()
+    if chosen.what == "compare":
+        record_comparison()
+    else:
+        record_importance(chosen.model, chosen.ablated)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from tiny import random_ids
 from tiny_files import tiny_folder
 
-from pop_core import kv_fit
+from pop_core import calibration, kv_fit
 from pop_core.engine import Engine
 from pop_core.errors import Cancelled, PopError
 from pop_core.kv_projection import folded_weight, own_projection, unit_rms
@@ -148,8 +148,8 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(engine, tmp_path, monkey
 
 
 def test_calibration_text_has_about_twenty_thousand_tokens_for_a_real_tokenizer():
-    characters = sum(len(path.read_text(encoding="utf-8")) for path in kv_fit.CALIBRATION.glob("*.txt"))
-    assert 60_000 < characters < 120_000 and len(list(kv_fit.CALIBRATION.glob("*.txt"))) == 4
+    assert 60_000 < len(calibration.read_all()) < 120_000
+    assert {path.stem for path in calibration.CALIBRATION.glob("*.txt")} == set(calibration.KINDS)
 
 
 def test_unit_rms_is_what_the_norm_does_before_its_gain(subject):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tiny_files import tiny_folder
 
-from pages import answers, background, comparing, controls, export, links, shared
+from pages import answers, background, comparing, controls, export, links, shared, turns
 from pop_core import recorded, sentences
 from pop_core.errors import Cancelled, PopError
 from pop_core.forecast import default_plan, forecast
@@ -43,7 +43,7 @@ def result(tiny):
 
 @pytest.fixture(autouse=True)
 def no_toasts(monkeypatch):
-    monkeypatch.setattr(comparing, "warn", lambda sentence: None)
+    monkeypatch.setattr(turns, "warn", lambda sentence: None)
 
 
 def settings(model, **changes):
@@ -150,18 +150,18 @@ def test_fitting_shows_progress_and_can_be_stopped(raw, tmp_path, monkeypatch):
     monkeypatch.setenv("POP_STUDIO_CACHE", str(tmp_path))
     fitted = raw | {"kv": "fitted", "cutoff": 5}
     stop = threading.Event()
-    for update in comparing.fit(fitted, stop):
+    for update in comparing.fit(fitted, {}, stop, "s"):
         if "progress" in update.get("status", ""):
             stop.set()
     assert "nothing was saved" in update["status"] and not list(tmp_path.rglob("*.safetensors"))
-    shown = collect(comparing.fit(fitted, threading.Event()))
+    shown = collect(comparing.fit(fitted, {}, threading.Event(), "s"))
     assert "Fitted" in shown["status"] and shown["fit"]["visible"] is False
     shown = collect(comparing.run(fitted, {}, threading.Event(), "s"))
     assert shown["result"]["pruned"]["plan"]["prefill"]["kv"] == "fitted" and not shown["fit_note"]
 
 
 def test_picking_a_model_sets_the_range_of_the_cutoff(raw):
-    shown = collect(comparing.pick(raw, threading.Event()))
+    shown = collect(comparing.pick(raw, {}, threading.Event(), "s"))
     assert shown["cutoff"]["maximum"] == 6 and shown["cutoff"]["value"] == 4
 
 

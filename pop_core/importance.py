@@ -1,0 +1,158 @@
+"""Importance as plain data: what gate gradients add up to, the cutoff that follows from it, and rank correlations.
+
+Imports no torch, so that a page shows recorded results at once. A value that is not finite is None, never a number.
+"""
+
+import math
+from dataclasses import asdict, dataclass, field
+
+from .errors import PopError
+
+STAGES, BRANCHES = ("prefill", "decode"), ("attention", "ffn")
+TOLERANCE = 0.05  # share of the prefill importance that a recommended cutoff may skip
+
+
+@dataclass(frozen=True)
+class Importance:
+    """What an analysis found. Importances are `1/2 E[g^2]` in nats of the whole continuation (arXiv 2602.03295).
+
+    layers: one entry a layer, `{layer, prefill_attention, prefill_ffn, decode_attention, decode_ffn, prefill_se,
+    decode_se}`, the standard errors those of attention plus FFN. samples: how many of `requested` were done. loss: of
+    the drawn labels, nats a token. seconds: without ablation. forward_equivalents: cost over plain forwards of the same
+    tokens. cut_kl: `{cutoff, kl}` really measured with own projections on `cut_samples` of the samples, nats a token.
+    token_map: importance by token of the first sample (see `analysis.py`). ablation: what leaving out each layer really
+    does, or None. spearman_*: of gates against ablation over the layers. complete: False when it was stopped.
+    """
+
+    model: str
+    text: str
+    samples: int
+    requested: int
+    prompt_tokens: int
+    new_tokens: int
+    seed: int
+    layers: list[dict]
+    recommended_cutoff: int | None
+    tolerance: float
+    cut_kl: list[dict]
+    cut_samples: int
+    token_map: dict
+    ablation: dict | None
+    spearman_prefill: float | None
+    spearman_decode: float | None
+    loss: float
+    recompute: bool
+    seconds: float
+    forward_equivalents: float | None
+    device: str
+    dtype: str
+    machine: str
+    date: str
+    versions: dict
+    complete: bool
+    notices: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict:
+        return asdict(self)
+
+
+def by_layer(prefill: list[list], decode: list[list]) -> list[dict]:
+    """The `layers` of an `Importance` from gradients `[samples][layers][2]` of each stage.
+
+    Sums are exact before they are rounded, so the order of the samples changes nothing.
+    """
+    entries = []
+    for layer in range(len(prefill[0])):
+        entry = {"layer": layer}
+        errors = {}
+        for stage, gradients in zip(STAGES, (prefill, decode), strict=True):
+            squares = [[g * g / 2 for g in sample[layer]] for sample in gradients]
+            for branch, values in zip(BRANCHES, zip(*squares, strict=True), strict=True):
+                entry[f"{stage}_{branch}"] = mean_and_error(values)[0]
+            errors[f"{stage}_se"] = mean_and_error([math.fsum(pair) for pair in squares])[1]
+        entries.append(entry | errors)
+    return entries
+
+
+def mean_and_error(values) -> tuple[float | None, float | None]:
+    """The mean and its standard error; None where they are not finite or, for the error, there is only one value."""
+    if not all(map(math.isfinite, values)):
+        return None, None
+    count = len(values)
+    mean = math.fsum(values) / count
+    if count < 2:
+        return mean, None
+    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1) / count)
+
+
+def total(entry: dict, stage: str) -> float | None:
+    """Attention plus FFN of a layer in "prefill" or "decode", None where either is unknown."""
+    parts = [entry[f"{stage}_{branch}"] for branch in BRANCHES]
+    return None if None in parts else sum(parts)
+
+
+def ratios(layers: list[dict]) -> list[float | None]:
+    """Decode over prefill importance of each layer; infinite where prefill is 0, None where a side is unknown or both
+    are 0."""
+    pairs = [(total(entry, "decode"), total(entry, "prefill")) for entry in layers]
+    return [_over(decode, prefill) for decode, prefill in pairs]
+
+
+def depth_contrast(layers: list[dict]) -> float | None:
+    """The mean decode/prefill ratio of the last third of the layers over that of the first third.
+
+    The last layer's prefill importance is exactly 0, so its ratio is infinite and left out, like every such ratio.
+    """
+    finite = [ratio if ratio is not None and math.isfinite(ratio) else None for ratio in ratios(layers)]
+    third = max(1, len(layers) // 3)
+    first, last = ([r for r in part if r is not None] for part in (finite[:third], finite[-third:]))
+    if not first or not last or not sum(first):
+        return None
+    return sum(last) / len(last) / (sum(first) / len(first))
+
+
+def skipped_share(layers: list[dict]) -> list[float] | None:
+    """For each cutoff `0 .. L`, the share of the prefill importance in the layers from it up; None if that is unknown
+    because a value is, or because all are 0."""
+    values = [total(entry, "prefill") for entry in layers]
+    if None in values or not sum(values):
+        return None
+    return [math.fsum(values[cutoff:]) / math.fsum(values) for cutoff in range(len(values) + 1)]
+
+
+def recommend(layers: list[dict], tolerance: float) -> int | None:
+    """The lowest cutoff that skips at most a `tolerance` share of the prefill importance (arXiv 2602.03295 skips what
+    matters little; the rule is ours). At least 1; None where the shares are unknown.
+
+    Raises `PopError` unless the tolerance is a number from 0 to 1.
+    """
+    tolerance, shares = checked_tolerance(tolerance), skipped_share(layers)
+    return None if shares is None else max(1, next(c for c, share in enumerate(shares) if share <= tolerance))
+
+
+def checked_tolerance(value) -> float:
+    """A share from 0 to 1. Raises `PopError`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise PopError(f"The tolerance is {str(value)[:40]!r}; it must be a number from 0 to 1.")
+    return float(value)
+
+
+def kl_at(cut_kl: list[dict], cutoff: int | None) -> float | None:
+    """The measured divergence of a cutoff, None where it was not measured."""
+    return next((entry["kl"] for entry in cut_kl if entry["cutoff"] == cutoff), None)
+
+
+def rank_correlation(first: list, second: list) -> float | None:
+    """Spearman's, ties sharing their mean rank; None where a value is unknown or one side is constant."""
+    import pandas  # here: half a second that a page need not wait for
+
+    if None in first or None in second:
+        return None
+    a, b = (pandas.Series(values, dtype="float64").rank() for values in (first, second))
+    return a.corr(b) if len(a) > 1 and a.nunique() > 1 and b.nunique() > 1 else None
+
+
+def _over(decode: float | None, prefill: float | None) -> float | None:
+    if decode is None or prefill is None or not (decode or prefill):
+        return None
+    return decode / prefill if prefill else math.inf
