@@ -27,10 +27,12 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("DO_NOT_TRACK", "1")
 
-from pages import export, shared  # noqa: E402
+from pages import export, importance, shared  # noqa: E402
 from pages.compare import demo  # noqa: E402
 from pages.theme import THEME  # noqa: E402
 
+with demo.route("Importance", "/importance"):
+    importance.demo.render()
 demo.queue(max_size=20)
 
 

@@ -96,11 +96,13 @@ def tiles(result: dict) -> str:
 
 def facts(result: dict) -> str:
     """What was run and on what, with the notices of the run."""
-    rows = "".join(
-        f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>"
-        for name, value in sentences.facts(result)
-    )
     notices = dict.fromkeys([*result["dense"]["notices"], *result["pruned"]["notices"]])
+    return fact_list(sentences.facts(result), list(notices))
+
+
+def fact_list(facts: list[tuple[str, str]], notices: list[str]) -> str:
+    """(name, value) pairs in two columns, and sentences below."""
+    rows = "".join(f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>" for name, value in facts)
     said = "".join(f"<p>{html.escape(notice)}</p>" for notice in notices)
     return f'<dl class="facts">{rows}</dl>{said}'
 

@@ -26,6 +26,11 @@ def load_examples() -> list[dict]:
     return sorted(examples, key=lambda example: kinds.index(example["kind"]))
 
 
+def navigation() -> gr.Navbar:
+    """The bar with the names of the pages."""
+    return gr.Navbar(main_page_name="Compare")
+
+
 def model_picker() -> gr.Dropdown:
     """The embedded models, or whatever a visitor types."""
     return gr.Dropdown(

@@ -1,4 +1,4 @@
-"""A comparison to take along: the run as JSON, the program that repeats it, the link that sets the controls."""
+"""Results to take along: files for downloading, and the link that sets the controls."""
 
 import hashlib
 import html
@@ -14,21 +14,27 @@ FOLDER = tempfile.TemporaryDirectory(prefix="pop-studio-")  # Gradio copies what
 
 
 def exports(result: dict, session: str) -> dict:
-    """The outputs "download", "code" and "link"."""
+    """The outputs "download", "code" and "link" of a comparison."""
     cut = result["pruned"]["plan"]["prefill"]
     return {
-        "download": json_file(result, session),
+        "download": json_file("pop-studio-comparison.json", result, session),
         "code": snippet(result),
         "link": link(result["dense"]["model"], cut),
     }
 
 
-def json_file(result: dict, session: str) -> str:
-    """The path of the run as JSON, one file a session. Raises `ValueError` rather than write NaN."""
+def json_file(name: str, result: dict, session: str) -> str:
+    """The path of a result as JSON. Raises `ValueError` rather than write NaN."""
+    text = json.dumps(result, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    return file(name, text.encode(), session)
+
+
+def file(name: str, content: bytes, session: str) -> str:
+    """The path of a file of this content; of each name there is one a session."""
     folder = Path(FOLDER.name) / hashlib.sha256(session.encode()).hexdigest()[:16]
     folder.mkdir(exist_ok=True)
-    path = folder / "pop-studio-comparison.json"
-    path.write_text(json.dumps(result, indent=1, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8")
+    path = folder / name
+    path.write_bytes(content)
     return str(path)
 
 

@@ -11,8 +11,8 @@ KEYS = ("model", "cutoff", "kv", "sinks", "boundary")
 
 
 def to_query(model: str, cut: dict) -> str:
-    """The query that `read_query` turns into the same settings."""
-    return "?" + urlencode({"model": model, **{key: cut[key] for key in KEYS[1:]}})
+    """The query that `read_query` turns into the same settings; what `cut` leaves out becomes the default."""
+    return "?" + urlencode({"model": model, **{key: cut[key] for key in KEYS[1:] if key in cut}})
 
 
 def read_query(parameters: dict, default: PrefillCut) -> tuple[str, PrefillCut, str]:
@@ -20,12 +20,8 @@ def read_query(parameters: dict, default: PrefillCut) -> tuple[str, PrefillCut, 
 
     The cutoff is checked against the model's layers when the model is there.
     """
-    model, problems = DEFAULT_MODEL, []
-    if parameters.get("model"):
-        try:
-            model = allowed_name(parameters["model"])[:300]
-        except PopError as error:
-            problems.append(str(error))
+    model, problem = read_model(parameters)
+    problems = [problem] if problem else []
     values = {key: getattr(default, key) for key in KEYS[1:]}
     for key in KEYS[1:]:
         if key in parameters:
@@ -36,3 +32,11 @@ def read_query(parameters: dict, default: PrefillCut) -> tuple[str, PrefillCut, 
                 problems.append(str(error))
     sentence = f"The link has settings that cannot be used, so defaults took their place. {' '.join(problems)}"
     return model, PrefillCut(**values), sentence if problems else ""
+
+
+def read_model(parameters: dict) -> tuple[str, str]:
+    """(model, sentence) of a URL's parameters: the default and why, if the link's cannot be used."""
+    try:
+        return allowed_name(parameters.get("model") or DEFAULT_MODEL)[:300], ""
+    except PopError as error:
+        return DEFAULT_MODEL, str(error)

@@ -6,11 +6,15 @@ code 2.
 
 import argparse
 import json
+import signal
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import Cancelled, PopError
 from .plan import FITTED, OWN, Plan, PrefillCut, whole_number
+
+ALL = -1  # samples, for `--ablation` without a number
 
 
 class Parser(argparse.ArgumentParser):
@@ -55,7 +59,7 @@ def build_parser() -> Parser:
     importance.add_argument("--text", metavar="FILE", help="instead of the bundled calibration text")
     _counts(importance, samples=32, prompt_tokens=128, new_tokens=32, seed=0)
     importance.add_argument(
-        "--ablation", type=_count, nargs="?", const=-1, default=0, metavar="N",
+        "--ablation", type=_count, nargs="?", const=ALL, default=0, metavar="N",
         help="really leave out each layer, on all samples or on N of them",
     )  # fmt: skip
     importance.add_argument("--tolerance", type=float, help="share of prefill importance a cutoff may skip")
@@ -154,35 +158,39 @@ def _importance(options) -> dict:
     engine = _load(options)
     text = _file(options.text) if options.text else calibration.read_all()
     counts = options.prompt_tokens, options.new_tokens, options.samples
-    steps = analyse_steps(
-        engine,
-        text_segments(engine, text, *counts, spread=True),
-        options.prompt_tokens,
-        seed=options.seed,
-        ablation=options.samples if options.ablation == -1 else options.ablation,
-        tolerance=TOLERANCE if options.tolerance is None else options.tolerance,
-        recompute=options.recompute,
-        text=options.text or "calibration text, all kinds",
-        checkpoint=_until_interrupted(),
-    )
-    for progress in steps:
-        done = progress.done if progress.phase != "done" else progress.total
-        _progress(done / progress.total, f"{progress.phase}: {progress.done} of {progress.total} samples")
+    samples = text_segments(engine, text, *counts, spread=True)
+    with _interruptible() as checkpoint:
+        steps = analyse_steps(
+            engine,
+            samples,
+            options.prompt_tokens,
+            seed=options.seed,
+            ablation=options.samples if options.ablation == ALL else options.ablation,
+            tolerance=TOLERANCE if options.tolerance is None else options.tolerance,
+            recompute=options.recompute,
+            text=options.text or "calibration text, all kinds",
+            checkpoint=checkpoint,
+        )
+        for progress in steps:
+            done = progress.done if progress.phase != "done" else progress.total
+            _progress(done / progress.total, f"{progress.phase}: {progress.done} of {progress.total} samples")
     return progress.snapshot().to_dict()
 
 
-def _until_interrupted():
-    """A checkpoint that Ctrl-C turns into `Cancelled`, so that what was done so far is still printed."""
-    import signal
-
+@contextmanager
+def _interruptible():
+    """A checkpoint that Ctrl-C turns into `Cancelled`, so that what was done until then is still printed."""
     pressed = []
-    signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
 
     def checkpoint() -> None:
         if pressed:
             raise Cancelled
 
-    return checkpoint
+    before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
+    try:
+        yield checkpoint
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _bench_prefill(options) -> dict:

@@ -18,7 +18,6 @@ from torch.nn.functional import cosine_similarity
 from .decoder import Decoder, Positions, Rope, attend_to
 from .divergence import divergence, mean
 from .engine import Checkpoint, carry_on
-from .families import DecoderSpec
 from .kv_projection import KeysValues, ModuleProjection
 from .prefill import CausalAttention
 
@@ -67,13 +66,6 @@ def cut_divergence(
 
     starts = [state[:, boundary:] for state in states]
     return dense.divergences(_travel(decoder, starts, 0, attend, dense.rope(boundary), checkpoint, lowest))
-
-
-def ablation_bytes(spec: DecoderSpec, tokens: int, labels: int, dtype: torch.dtype) -> int:
-    """What `ablate` needs at its peak, in bytes, beside the model."""
-    kept = spec.layers * (2 * spec.hidden + 2 * spec.kv_width)  # states, variants, keys and values
-    batch = spec.layers * (3 * spec.hidden + 3 * spec.ffn + 2 * spec.heads * spec.head_dim)
-    return tokens * (kept + batch) * dtype.itemsize + 3 * labels * spec.vocab * 4
 
 
 def _travel(decoder, starts, delay: int, attend, rope: Rope, checkpoint, first: int = 0) -> list[torch.Tensor]:

@@ -14,13 +14,15 @@ from dataclasses import asdict, dataclass
 import torch
 
 from . import importance, memory
-from .ablation import Ablation, ablate, ablation_bytes, cut_divergence
+from .ablation import Ablation, ablate, cut_divergence
+from .costs import ablation_bytes, analysis_bytes, prefill_limit
 from .divergence import mean
 from .engine import Checkpoint, Engine, carry_on
-from .errors import Cancelled, PopError
-from .gates import GateGradients, analysis_bytes, gate_gradients, gated_logits
+from .errors import Cancelled, NotEnoughMemory, PopError
+from .forecast import ASSUMED_TOKENS
+from .gates import GateGradients, gate_gradients, gated_logits
 from .importance import Importance
-from .plan import whole_number
+from .plan import Plan, PrefillCut, whole_number
 from .run import median, ratio
 from .timing import machine, milliseconds
 
@@ -86,7 +88,13 @@ def analyse_steps(
                 start = time.perf_counter()
                 for index in range(count):
                     checkpoint()
-                    step(index, checkpoint)
+                    try:
+                        step(index, checkpoint)
+                    except NotEnoughMemory as error:
+                        if phase == "gates":
+                            raise
+                        analysis.notices.append(f"{error} So the {phase} are measured on {index} samples.")
+                        break
                     left = (time.perf_counter() - start) / (index + 1) * (count - index - 1)
                     yield Progress(phase, index + 1, count, left, analysis.result)
             analysis.complete = True
@@ -136,10 +144,11 @@ class _Analysis:
     def _recompute(self, wanted: bool | None) -> bool:
         """Whether to recompute, checked against the memory that is free. Raises `NotEnoughMemory`."""
         engine, tokens, what = self.engine, self.prompt_tokens + self.new_tokens - 1, "the analysis of a sample"
-        shape = engine.spec, tokens, self.new_tokens, engine.loaded.dtype
+        shape = engine.spec, tokens, self.new_tokens
+        itemsize = engine.loaded.dtype.itemsize
         plenty = memory.free_bytes(engine.loaded.device) * SHARE_OF_FREE
-        recompute = analysis_bytes(*shape, recompute=False) > plenty if wanted is None else bool(wanted)
-        memory.require(analysis_bytes(*shape, recompute=recompute), engine.loaded.device, what)
+        recompute = analysis_bytes(*shape, itemsize, recompute=False) > plenty if wanted is None else bool(wanted)
+        memory.require(analysis_bytes(*shape, itemsize, recompute=recompute), engine.loaded.device, what)
         if self.ablated:
             memory.require(ablation_bytes(*shape), engine.loaded.device, "leaving out every layer of a sample")
         return recompute
@@ -185,7 +194,9 @@ class _Analysis:
         return gated_logits(self.engine.decoder, ids, self.boundary)
 
     def _timed(self, task) -> float:
-        return milliseconds(task, self.engine.loaded.device)
+        tokens = self.prompt_tokens + self.new_tokens
+        sentence = f"Memory ran out with samples of {tokens:,} tokens; use shorter ones."
+        return memory.guarded(lambda: milliseconds(task, self.engine.loaded.device), sentence)
 
     @property
     def _lowest_cut(self) -> int:
@@ -193,7 +204,7 @@ class _Analysis:
 
     def result(self) -> Importance:
         """The result so far."""
-        loaded = self.engine.loaded
+        loaded, spec = self.engine.loaded, self.engine.spec
         layers = importance.by_layer(*([getattr(g, s).tolist() for g in self.gates] for s in importance.STAGES))
         prefill, decode = ([importance.total(entry, stage) for entry in layers] for stage in importance.STAGES)
         ablation = self._ablation(prefill, decode) if self.ablations else None
@@ -210,10 +221,15 @@ class _Analysis:
             recommended_cutoff=importance.recommend(layers, self.tolerance),
             tolerance=self.tolerance,
             cut_kl=[
-                {"cutoff": self._lowest_cut + at, "kl": mean(list(values))}
+                {"cutoff": self._lowest_cut + at, "kl": importance.mean_and_error(values)[0]}
                 for at, values in enumerate(zip(*self.cuts, strict=True))
             ],
             cut_samples=len(self.cuts),
+            predicted=[
+                {"cutoff": cutoff, "speedup": prefill_limit(spec, ASSUMED_TOKENS, Plan(PrefillCut(cutoff)))}
+                for cutoff in range(1, spec.layers + 1)
+            ],
+            predicted_tokens=ASSUMED_TOKENS,
             token_map=self._token_map(),
             ablation=ablation,
             spearman_prefill=ablation and ablation["spearman"]["gates_ablation_prefill"],
@@ -232,9 +248,10 @@ class _Analysis:
         )
 
     def _ablation(self, prefill: list, decode: list) -> dict:
-        """Means over the ablated samples, and how the three opinions rank the layers."""
+        """Means over the ablated samples, None where not finite, and how the three opinions rank the layers."""
+        found = list(map(asdict, self.ablations))
         columns = {
-            name: [mean(list(values)) for values in zip(*(asdict(a)[name] for a in self.ablations), strict=True)]
+            name: [importance.mean_and_error(values)[0] for values in zip(*(a[name] for a in found), strict=True)]
             for name in ("prefill_kl", "decode_kl", "prefill_influence", "decode_influence")
         }
         spearman = {}

@@ -16,9 +16,9 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint as recomputed
 
+from . import memory
 from .decoder import Decoder, Positions
-from .errors import NotEnoughMemory, PopError
-from .families import DecoderSpec
+from .errors import PopError
 from .prefill import CausalAttention
 
 ATTENTION, FFN = 0, 1  # the branches, in the order of a gate tensor's second dimension
@@ -54,24 +54,18 @@ def gate_gradients(
     float32, or in the model's precision if that is higher. Raises `PopError` for predictions that are not finite, and
     `NotEnoughMemory`.
     """
-    exhausted = False
-    try:
-        # inference tensors cannot take part in a backward pass, so none is made here, whatever the caller is in
-        with torch.inference_mode(False), torch.enable_grad():
-            gates = ones(decoder, ids.shape[1]).requires_grad_()
-            logits = gated_logits(decoder, ids.clone(), boundary, gates, recompute)[0].to(gates.dtype)
-            labels = draw(logits.detach(), generator)
-            loss = cross_entropy(logits, labels, reduction="sum")
-            (gradient,) = torch.autograd.grad(loss, gates)
-    except (RuntimeError, MemoryError) as error:
-        if not out_of_memory(error):
-            raise
-        exhausted = True
-    if exhausted:  # outside of the handler: the error's traceback holds every activation
-        free_caches()
-        raise NotEnoughMemory(
-            f"Memory ran out in the analysis of {ids.shape[1]:,} tokens; use shorter samples. The model is unharmed."
-        )
+    memory_ran_out = f"Memory ran out in the analysis of {ids.shape[1]:,} tokens; use shorter samples."
+    return memory.guarded(lambda: _both_ways(decoder, ids, boundary, generator, recompute), memory_ran_out)
+
+
+def _both_ways(decoder, ids, boundary, generator, recompute) -> GateGradients:
+    # inference tensors cannot take part in a backward pass, so none is made here, whatever the caller is in
+    with torch.inference_mode(False), torch.enable_grad():
+        gates = ones(decoder, ids.shape[1]).requires_grad_()
+        logits = gated_logits(decoder, ids.clone(), boundary, gates, recompute)[0].to(gates.dtype)
+        labels = draw(logits.detach(), generator)
+        loss = cross_entropy(logits, labels, reduction="sum")
+        (gradient,) = torch.autograd.grad(loss, gates)
     return GateGradients(gradient.double().cpu(), boundary, loss.item() / len(labels))
 
 
@@ -103,30 +97,3 @@ def draw(logits: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         raise PopError("The model produced numbers that are not finite, so no labels can be drawn from it.")
     drawn = torch.multinomial(logits.softmax(-1).to(generator.device), 1, generator=generator)
     return drawn[:, 0].to(logits.device)
-
-
-def analysis_bytes(spec: DecoderSpec, tokens: int, labels: int, dtype: torch.dtype, recompute: bool) -> int:
-    """What the backward pass of one sample of `tokens` tokens needs at its peak, in bytes, beside the model.
-
-    Kept for each token and layer: the inputs of the norms, queries, keys, values and their mix, the gated branches and
-    the three products of the FFN; with `recompute` only one residual stream a layer, and one layer of all that.
-    """
-    attention = 2 * (spec.heads + spec.kv_width // spec.head_dim) * spec.head_dim
-    wide = 8 if spec.post_norms else 6  # tensors of the residual stream's width
-    kept = wide * spec.hidden + attention + 4 * spec.ffn
-    if spec.qk_norm:
-        kept += 2 * (spec.heads + spec.kv_heads) * spec.head_dim
-    per_token = spec.layers * spec.hidden + 2 * kept if recompute else (spec.layers + 1) * kept
-    masks = tokens * tokens if spec.window and spec.window < tokens else 0
-    return tokens * per_token * dtype.itemsize + 5 * labels * spec.vocab * 4 + 5 * masks
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on a GPU or on the CPU."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(error)
-
-
-def free_caches() -> None:
-    """Give back what torch keeps for later."""
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

@@ -20,6 +20,7 @@ class Importance:
     decode_se}`, the standard errors those of attention plus FFN. samples: how many of `requested` were done. loss: of
     the drawn labels, nats a token. seconds: without ablation. forward_equivalents: cost over plain forwards of the same
     tokens. cut_kl: `{cutoff, kl}` really measured with own projections on `cut_samples` of the samples, nats a token.
+    predicted: `{cutoff, speedup}` of the prefill by arithmetic, at `predicted_tokens` prompt tokens.
     token_map: importance by token of the first sample (see `analysis.py`). ablation: what leaving out each layer really
     does, or None. spearman_*: of gates against ablation over the layers. complete: False when it was stopped.
     """
@@ -36,6 +37,8 @@ class Importance:
     tolerance: float
     cut_kl: list[dict]
     cut_samples: int
+    predicted: list[dict]
+    predicted_tokens: int
     token_map: dict
     ablation: dict | None
     spearman_prefill: float | None
@@ -69,26 +72,28 @@ def by_layer(prefill: list[list], decode: list[list]) -> list[dict]:
             squares = [[g * g / 2 for g in sample[layer]] for sample in gradients]
             for branch, values in zip(BRANCHES, zip(*squares, strict=True), strict=True):
                 entry[f"{stage}_{branch}"] = mean_and_error(values)[0]
-            errors[f"{stage}_se"] = mean_and_error([math.fsum(pair) for pair in squares])[1]
+            errors[f"{stage}_se"] = mean_and_error([sum(pair) for pair in squares])[1]
         entries.append(entry | errors)
     return entries
 
 
 def mean_and_error(values) -> tuple[float | None, float | None]:
     """The mean and its standard error; None where they are not finite or, for the error, there is only one value."""
-    if not all(map(math.isfinite, values)):
-        return None, None
     count = len(values)
-    mean = math.fsum(values) / count
-    if count < 2:
-        return mean, None
-    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1) / count)
+    try:
+        mean = math.fsum(values) / count
+        squares = math.fsum((value - mean) ** 2 for value in values)
+    except (OverflowError, ValueError):  # of sums, and of inf - inf
+        return None, None
+    if not math.isfinite(mean):
+        return None, None
+    return mean, math.sqrt(squares / (count - 1) / count) if count > 1 else None
 
 
 def total(entry: dict, stage: str) -> float | None:
     """Attention plus FFN of a layer in "prefill" or "decode", None where either is unknown."""
     parts = [entry[f"{stage}_{branch}"] for branch in BRANCHES]
-    return None if None in parts else sum(parts)
+    return None if None in parts or not math.isfinite(sum(parts)) else sum(parts)
 
 
 def ratios(layers: list[dict]) -> list[float | None]:
@@ -101,23 +106,31 @@ def ratios(layers: list[dict]) -> list[float | None]:
 def depth_contrast(layers: list[dict]) -> float | None:
     """The mean decode/prefill ratio of the last third of the layers over that of the first third.
 
+    None where a third has no ratio, or the first one's is 0.
+    """
+    first, last = third_ratios(layers)
+    return None if not first or last is None else last / first
+
+
+def third_ratios(layers: list[dict]) -> tuple[float | None, float | None]:
+    """The mean decode/prefill ratio of the first and of the last third of the layers.
+
     The last layer's prefill importance is exactly 0, so its ratio is infinite and left out, like every such ratio.
     """
-    finite = [ratio if ratio is not None and math.isfinite(ratio) else None for ratio in ratios(layers)]
-    third = max(1, len(layers) // 3)
-    first, last = ([r for r in part if r is not None] for part in (finite[:third], finite[-third:]))
-    if not first or not last or not sum(first):
-        return None
-    return sum(last) / len(last) / (sum(first) / len(first))
+    every, third = ratios(layers), max(1, len(layers) // 3)
+    known = [[r for r in part if r is not None and math.isfinite(r)] for part in (every[:third], every[-third:])]
+    first, last = (sum(part) / len(part) if part else None for part in known)
+    return first, last
 
 
 def skipped_share(layers: list[dict]) -> list[float] | None:
     """For each cutoff `0 .. L`, the share of the prefill importance in the layers from it up; None if that is unknown
     because a value is, or because all are 0."""
     values = [total(entry, "prefill") for entry in layers]
-    if None in values or not sum(values):
+    if None in values or not 0 < sum(values) < math.inf:
         return None
-    return [math.fsum(values[cutoff:]) / math.fsum(values) for cutoff in range(len(values) + 1)]
+    whole = math.fsum(values)
+    return [math.fsum(values[cutoff:]) / whole for cutoff in range(len(values) + 1)]
 
 
 def recommend(layers: list[dict], tolerance: float) -> int | None:
@@ -140,6 +153,11 @@ def checked_tolerance(value) -> float:
 def kl_at(cut_kl: list[dict], cutoff: int | None) -> float | None:
     """The measured divergence of a cutoff, None where it was not measured."""
     return next((entry["kl"] for entry in cut_kl if entry["cutoff"] == cutoff), None)
+
+
+def speedup_at(predicted: list[dict], cutoff: int | None) -> float | None:
+    """The predicted speed-up of a cutoff, None for none."""
+    return next((entry["speedup"] for entry in predicted if entry["cutoff"] == cutoff), None)
 
 
 def rank_correlation(first: list, second: list) -> float | None:

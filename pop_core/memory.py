@@ -1,4 +1,6 @@
-"""Memory before it is used: what is free on a device, what a model takes, and a refusal in one sentence."""
+"""Memory: what is free on a device, what a model takes, a refusal in one sentence before or when it runs out."""
+
+from collections.abc import Callable
 
 import psutil
 import torch
@@ -6,6 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from . import cgroup
 from .errors import NotEnoughMemory
+from .sentences import gigabytes
 
 
 def free_bytes(device) -> int:
@@ -40,9 +43,27 @@ def require(bytes_needed: int, device, what: str) -> None:
     free = free_bytes(device)
     if bytes_needed > free:
         raise NotEnoughMemory(
-            f"Not enough memory: {what} needs about {_gigabytes(bytes_needed)}, and {_gigabytes(free)} is free "
+            f"Not enough memory: {what} needs about {gigabytes(bytes_needed)}, and {gigabytes(free)} is free "
             f"on {torch.device(device)}."
         )
+
+
+def guarded(task: Callable[[], object], sentence: str):
+    """`task()`; if memory runs out in it, `NotEnoughMemory` with this sentence, and what it had taken is free again."""
+    try:
+        return task()
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
+            raise
+    # outside of the handler: the error's traceback holds every tensor of the task
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    raise NotEnoughMemory(f"{sentence} The model is unharmed.")
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on a GPU or on the CPU."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(error)
 
 
 def _stored_bits(quantisation) -> int | None:
@@ -52,7 +73,3 @@ def _stored_bits(quantisation) -> int | None:
     if entries.get("load_in_4bit"):
         return 4
     return entries.get("bits") or 8
-
-
-def _gigabytes(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 5e7 else f"{count / 1e9:.3f} GB"

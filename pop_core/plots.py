@@ -12,6 +12,7 @@ from .sentences import first_token_ms, milliseconds, tokenising_ms
 DENSE_COLOUR, PRUNED_COLOUR = "#0072B2", "#E69F00"  # Okabe and Ito's, told apart with any colour vision
 TEXT_COLOUR = "#777777"  # 4.5:1 on white, 4.2:1 on the dark page
 GRID_COLOUR = "rgba(128, 128, 128, 0.25)"
+HOVER = {"bgcolor": "#1d2733", "bordercolor": "#1d2733", "font": {"color": "#ffffff"}}
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 RUNS = (("pruned", "Pruned", PRUNED_COLOUR), ("dense", "Dense", DENSE_COLOUR))  # drawn from the bottom up
 
@@ -28,17 +29,22 @@ def timing_figure(result: dict, height: int = 280) -> go.Figure:
         rangemode="tozero", ticksuffix=" ms", gridcolor=GRID_COLOUR, zeroline=False, nticks=4, tickangle=0
     )
     figure.update_yaxes(showgrid=False, automargin=True)
-    figure.update_layout(
-        height=height,
-        margin={"l": 8, "r": 16, "t": 28, "b": 28},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": FONT, "size": 13, "color": TEXT_COLOUR},
-        showlegend=False,
-        bargap=0.3,
-        dragmode=False,
-    )
+    figure.update_layout(base_layout(height), bargap=0.3)
     return figure
+
+
+def base_layout(height: int) -> dict:
+    """What the layout of every figure shares."""
+    return {
+        "height": height,
+        "margin": {"l": 8, "r": 16, "t": 28, "b": 28},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": FONT, "size": 13, "color": TEXT_COLOUR},
+        "showlegend": False,
+        "dragmode": False,
+        "hoverlabel": HOVER,
+    }
 
 
 def _bar(result: dict, name: str, label: str, colour: str, kind: str) -> go.Bar:

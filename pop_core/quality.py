@@ -52,8 +52,9 @@ def text_segments(
     need = size + new_tokens * (count - 1) if spread else size * count
     if len(ids) < need:
         raise PopError(f"The text has {len(ids):,} tokens; {count} pieces of {size} need at least {need:,}.")
-    step = (len(ids) - size) / max(1, count - 1) if spread else size
-    pieces = [bos + ids[int(at * step) : int(at * step) + size] for at in range(count)]
+    span, parts = (len(ids) - size, max(1, count - 1)) if spread else (size, 1)
+    starts = [at * span // parts for at in range(count)]
+    pieces = [bos + ids[start : start + size] for start in starts]
     if spread:
         random.Random(0).shuffle(pieces)
     return pieces

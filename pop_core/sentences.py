@@ -167,6 +167,11 @@ def duration(seconds: float) -> str:
     return count(round(seconds / 60), "minute")
 
 
+def gigabytes(count: int) -> str:
+    """An amount of memory, with a decimal where there is one to see."""
+    return f"{count / 1e9:.1f} GB" if count >= 5e7 else f"{count / 1e9:.3f} GB"
+
+
 def _small(value: float) -> str:
     if not value:
         return "0"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from .run import median, ratio
+from .sentences import count
 
 Task = Callable[[], object]
 
@@ -60,7 +61,7 @@ def machine(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     name = next((line.split(":", 1)[1].strip() for line in _cpu_lines() if line.startswith("model name")), "")
-    return f"{name or platform.processor() or platform.machine()} CPU, {torch.get_num_threads()} threads"
+    return f"{name or platform.processor() or platform.machine()} CPU, {count(torch.get_num_threads(), 'thread')}"
 
 
 def _cpu_lines() -> list[str]:

@@ -1,6 +1,7 @@
 """The command line: JSON as the last line, one sentence and exit code 2 for what cannot be used."""
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -64,6 +65,78 @@ def test_bench(command):
     prefill = command("bench", "prefill", "--tokens", "50", "--cutoff", "4", "--repeats", "2")
     decode = command("bench", "decode", "--prompt-tokens", "20", "--new-tokens", "5")
     assert set(keys.split()) <= set(prefill) and set(keys.split()) <= set(decode)
+
+
+@pytest.fixture
+def text(tmp_path) -> str:
+    (tmp_path / "text.txt").write_text(PROMPT * 3)
+    return str(tmp_path / "text.txt")
+
+
+COUNTS = ["--samples", "3", "--prompt-tokens", "8", "--new-tokens", "4"]
+
+
+@pytest.mark.parametrize("ablation, ablated", [([], 0), (["--ablation", "2"], 2), (["--ablation"], 3)])
+def test_importance(command, text, ablation, ablated):
+    result = command("importance", "--text", text, *COUNTS, *ablation, "--tolerance", "0.3", "--recompute")
+    assert {"recommended_cutoff", "seconds", "forward_equivalents", "spearman_prefill", "spearman_decode"} <= set(
+        result
+    )
+    assert result["samples"] == 3 and result["complete"] and result["recompute"] and result["tolerance"] == 0.3
+    for at, entry in enumerate(result["layers"]):
+        branches = ["prefill_attention", "prefill_ffn", "decode_attention", "decode_ffn"]
+        assert list(entry) == ["layer", *branches, "prefill_se", "decode_se"] and entry["layer"] == at
+    assert len(result["layers"]) == 6 and (result["ablation"] or {"samples": 0})["samples"] == ablated
+    assert isinstance(result["spearman_prefill"], float if ablated else type(None))
+
+
+def test_ctrl_c_prints_the_samples_done(command, text, monkeypatch):
+    def press(fraction, message):
+        if message.startswith("gates: 2"):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("pop_core.__main__._progress", press)
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        result = command("importance", "--text", text, *COUNTS)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert result["samples"] == 2 and not result["complete"]
+
+
+def test_importance_reads_the_bundled_text_and_can_be_read(folder, capsys):
+    assert main(["importance", "--model", folder, *COUNTS, "--samples", "1"]) == 0
+    assert "recommended_cutoff: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["--samples", "0"], "at least 1"),
+        (["--samples", "40"], "need at least"),
+        (["--samples", "x"], "not a whole number"),
+        (["--prompt-tokens", "1"], "at least 2"),
+        (["--new-tokens", "0"], "at least 1"),
+        (["--prompt-tokens", "127"], "together at most 128"),
+        (["--ablation", "4"], "0 to 3"),
+        (["--ablation", "-2"], "0 to 3"),
+        (["--ablation", "half"], "not a whole number"),
+        (["--tolerance", "1.5"], "from 0 to 1"),
+        (["--tolerance", "nan"], "from 0 to 1"),
+        (["--tolerance", "little"], "invalid float"),
+        (["--seed", "1.5"], "not a whole number"),
+        (["--text", "/no/such/file"], "cannot be read"),
+        (["--cutoff", "3"], "unrecognized arguments"),
+    ],
+)
+def test_what_importance_cannot_use_is_one_sentence_and_code_2(folder, text, capsys, arguments, sentence):
+    try:
+        code = main(["importance", "--model", folder, "--text", text, *COUNTS, *arguments])
+    except SystemExit as exit:
+        code = exit.code
+    captured = capsys.readouterr()
+    assert code == 2 and captured.out == ""
+    assert sentence in captured.err.strip().splitlines()[-1] and "Traceback" not in captured.err
 
 
 @pytest.mark.parametrize(

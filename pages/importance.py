@@ -1,0 +1,205 @@
+"""Importance: how much each layer matters to reading and to writing, and the cutoff that follows from it."""
+
+import gradio as gr
+
+from pop_core import recorded
+from pop_core.costs import analysis_bytes
+from pop_core.errors import PopError
+from pop_core.importance import TOLERANCE
+from pop_core.importance_plots import layers_preview
+from pop_core.sentences import count, date, gigabytes
+
+from . import analysing, answers
+from .analysing import ALL_KINDS, CHOICES, FILE, NAMES, OWN_TEXT
+from .controls import model_picker, navigation
+from .links import read_model
+from .shared import DEFAULT_MODEL, EMBEDDED, MAX_CHARACTERS, MODELS, explain
+from .turns import AT_ONCE, ModelEvents
+
+FIGURES = ("preview", "layers", "layers_note", "choice", "curve", "curve_note")
+REST = ("ablation", "ablation_note", "tokens", "tokens_note", "table", "facts", "json", "csv", "result")
+OUTPUTS = ("alert", "status", "notices", *FIGURES, *REST)
+RECORDED = {name: recorded.load(recorded.RECORDED / f"importance-{name}.json") for name in EMBEDDED}
+INTRO = """<header class="intro"><p class="brand">POP Studio</p>
+<h1>Which layers read, and which write</h1>
+<p>A virtual gate on every branch of every layer measures how much the answer depends on it: once for the tokens of the
+prompt (reading, or prefill), once for those that are written (writing, or decode). A layer that reading hardly needs
+can be skipped while reading.</p></header>"""
+
+
+def form() -> dict:
+    """The left column: what to analyse, by the name of the setting."""
+    c = {"model": model_picker(), "notices": gr.HTML(elem_classes="plain")}
+    choices = [(title, name) for name, title in CHOICES.items()]
+    c["source"] = gr.Dropdown(choices, value=ALL_KINDS, label="Text", elem_id="source")
+    c["own"] = gr.Textbox(
+        label="Your text",
+        info="Samples are cut from it; a few thousand words make good ones.",
+        lines=6,
+        max_lines=10,
+        max_length=MAX_CHARACTERS,
+        visible=False,
+        elem_id="own",
+    )
+    c["file"] = gr.File(
+        label="A UTF-8 text file, 1 MB at most", file_types=["text"], height=120, visible=False, elem_id="file"
+    )
+    with gr.Row():
+        c["samples"] = gr.Number(16, label="Samples", info="pieces of the text", min_width=90, elem_id="samples")
+        c["prompt_tokens"] = gr.Number(128, label="Prompt", info="tokens read", min_width=90, elem_id="prompt_tokens")
+        c["new_tokens"] = gr.Number(32, label="Answer", info="tokens written", min_width=90, elem_id="new_tokens")
+    c["ahead"] = gr.HTML(looked_ahead(DEFAULT_MODEL, 16, 128, 32), elem_classes="plain", elem_id="ahead")
+    with gr.Row(elem_classes="actions"):
+        c["run"] = gr.Button("Run", variant="primary", scale=3, min_width=120, elem_id="run")
+        c["stop_button"] = gr.Button("Stop", variant="stop", scale=1, min_width=80, interactive=False, elem_id="stop")
+    with gr.Accordion("Advanced", open=False, elem_id="advanced"):
+        c["ablated"] = gr.Number(
+            0,
+            label="Really leave out each layer",
+            info="On this many of the samples, to see whether the gates are right. Each takes as long as ten others.",
+            elem_id="ablated",
+        )
+        c["seed"] = gr.Number(0, label="Seed", info="of the labels that the model draws", elem_id="seed")
+    return c
+
+
+def results() -> dict:
+    """The right column, filled with the recorded result of the default model."""
+    show = recorded_result(DEFAULT_MODEL, 100 * TOLERANCE)
+    r = {"alert": gr.HTML(elem_classes="plain", elem_id="alert")}
+    r["status"] = gr.HTML(show["status"], elem_classes="plain", elem_id="status")
+
+    def plot(name: str) -> None:
+        r[name] = gr.Plot(show[name], show_label=False, container=False, elem_id=name)
+
+    def words(name: str) -> None:
+        r[name] = gr.HTML(show[name], elem_classes="plain", elem_id=name)
+
+    r["preview"] = gr.HTML(layers_preview(RECORDED[DEFAULT_MODEL][0]), elem_classes="plain")
+    plot("layers")
+    words("layers_note")
+    with gr.Row(elem_classes="choose"):
+        r["tolerance"] = gr.Slider(
+            0,
+            50,
+            value=100 * TOLERANCE,
+            step=0.5,
+            label="Tolerance: percent of the reading importance that may be skipped",
+            scale=3,
+            min_width=260,
+            elem_id="tolerance",
+        )
+        with gr.Column(scale=2, min_width=220):
+            words("choice")
+    with gr.Row(elem_classes="pair"):
+        for name in ("curve", "ablation"):
+            with gr.Column(min_width=300):
+                plot(name)
+                words(f"{name}_note")
+    with gr.Column(elem_classes="sideways"):
+        plot("tokens")
+    words("tokens_note")
+    with gr.Accordion("The numbers as a table", open=False, elem_id="numbers"):
+        r["table"] = gr.Dataframe(show["table"], interactive=False, wrap=False, show_label=False, elem_id="table")
+    with gr.Accordion("Details of the analysis", open=False):
+        words("facts")
+    with gr.Accordion("Take it along: CSV, JSON, HTML", open=False, elem_id="export"):
+        r["csv"] = gr.DownloadButton("Download the table as CSV", show["csv"], size="sm")
+        r["json"] = gr.DownloadButton("Download the result as JSON", show["json"], size="sm")
+        r["make_report"] = gr.Button("Make one HTML file of the figures", size="sm", elem_id="make_report")
+        r["report"] = gr.DownloadButton(
+            "Download the figures as HTML", size="sm", visible=False, elem_id="report", variant="primary"
+        )
+    r["result"] = gr.State(RECORDED[DEFAULT_MODEL][0])
+    return r
+
+
+def recorded_result(model: str, tolerance) -> dict:
+    """Everything that shows the recorded result of an embedded model."""
+    result, _, command = RECORDED[model]
+    text = f"Recorded on {result['machine']}, {date(result['date'])}, with {command}. Press Run for your own."
+    shown = analysing.shown(result, tolerance) | analysing.data_files(result, f"recorded {model}")
+    return shown | {"status": answers.status(text, "recorded"), "alert": ""}
+
+
+def picked(model, tolerance) -> dict:
+    """A recorded result if there is one; the model itself is loaded by Run."""
+    if model in RECORDED:
+        return recorded_result(model, tolerance)
+    text = "There is no recorded result of this model: press Run. The figures are still those of the one before"
+    return {"status": answers.status(text, "recorded")}
+
+
+def looked_ahead(model, samples, prompt_tokens, new_tokens) -> str:
+    """What an analysis would need, while its settings change."""
+    engine = MODELS.loaded(model)
+    spec = engine.spec if engine else RECORDED[model][1] if model in RECORDED else None
+    try:
+        raw = dict(model=model, source=ALL_KINDS, own="", file=None, samples=samples, prompt_tokens=prompt_tokens)
+        settings = analysing.read_settings(
+            **raw, new_tokens=new_tokens, ablated=0, seed=0, tolerance=100 * TOLERANCE
+        )  # fmt: skip
+    except PopError as error:
+        return answers.note(str(error), "problem")
+    tokens = settings.prompt_tokens + settings.new_tokens
+    if spec is None:
+        return answers.note("How much memory this takes is known once the model is loaded.")
+    itemsize = engine.loaded.dtype.itemsize if engine else 4
+    need = analysis_bytes(spec, tokens - 1, settings.new_tokens, itemsize, recompute=False)
+    total = f"{count(settings.samples, 'sample')} of {tokens:,} tokens"
+    return answers.note(
+        f"{total}; about {gigabytes(need)} of memory beside the model, or less if layers must be computed twice."
+    )
+
+
+def wire(demo: gr.Blocks, c: dict, r: dict) -> None:
+    """Connect the events. Events that run a model take turns; the others answer at once."""
+    everything = c | r
+    events = ModelEvents(everything, NAMES, OUTPUTS)
+    events.connect([c["run"].click], analysing.run)
+    events.connect_stop(demo)
+
+    def named(update: dict) -> dict:
+        return {everything[name]: value for name, value in update.items()}
+
+    def chosen(result, tolerance):
+        try:
+            return named(analysing.chosen(result, tolerance) | {"alert": ""})
+        except PopError as error:
+            return named({"alert": answers.alert(explain(error))})
+
+    def opened(request: gr.Request):
+        if "model" not in request.query_params:
+            return gr.skip()
+        model, sentence = read_model(dict(request.query_params))
+        shown = picked(model, 100 * TOLERANCE) | {"model": model}
+        return named(shown | {"alert": answers.alert(sentence)})
+
+    def reported(result, tolerance, request: gr.Request):
+        return gr.update(value=analysing.report_file(result, tolerance, str(request.session_hash)), visible=True)
+
+    outputs = [everything[name] for name in OUTPUTS]
+    c["model"].input(lambda *values: named(picked(*values)), [c["model"], r["tolerance"]], outputs, **AT_ONCE)
+    c["source"].change(
+        lambda source: (gr.update(visible=source == OWN_TEXT), gr.update(visible=source == FILE)),
+        c["source"],
+        [c["own"], c["file"]],
+        **AT_ONCE,
+    )
+    ahead = [c[name] for name in ("model", "samples", "prompt_tokens", "new_tokens")]
+    gr.on([part.change for part in ahead], looked_ahead, ahead, c["ahead"], trigger_mode="always_last", **AT_ONCE)
+    shown = [r[name] for name in ("alert", *FIGURES)]
+    r["tolerance"].change(chosen, [r["result"], r["tolerance"]], shown, trigger_mode="always_last", **AT_ONCE)
+    r["make_report"].click(reported, [r["result"], r["tolerance"]], r["report"], **AT_ONCE)
+    demo.load(opened, None, [c["model"], *outputs], **AT_ONCE)
+
+
+with gr.Blocks(title="Importance · POP Studio", delete_cache=(3600, 3600), analytics_enabled=False) as demo:
+    navigation()
+    gr.HTML(INTRO, elem_classes="plain")
+    with gr.Row(elem_classes="page"):
+        with gr.Column(scale=5, min_width=320):
+            controls = form()
+        with gr.Column(scale=9, min_width=320):
+            outputs = results()
+    wire(demo, controls, outputs)
