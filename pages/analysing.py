@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pop_core import calibration, findings, importance, importance_plots, importance_table
-from pop_core.errors import Cancelled, PopError
+from pop_core.errors import PopError
 from pop_core.sentences import count, duration
 
 from . import answers
@@ -20,7 +20,7 @@ from .controls import whole_between
 from .export import file, json_file
 from .links import to_query
 from .shared import MAX_CHARACTERS, watch_loading
-from .turns import failure, names_of, statuses
+from .turns import names_of, safely, statuses
 
 OWN_TEXT, FILE, ALL_KINDS = "own", "file", "all"
 TEXTS = {ALL_KINDS: "Calibration text, all kinds"} | {kind: f"Calibration text, {kind}" for kind in calibration.KINDS}
@@ -98,16 +98,8 @@ def read_tolerance(percent) -> float:
 
 def run(raw: dict, previous: dict, stop: threading.Event, session: str) -> Iterator[dict]:
     """A whole analysis for the page. previous: the result that is on screen."""
-    touched = False
-    try:
-        yield {"alert": "", "status": answers.status("Loading")}
-        for update in perform(raw, stop, session):
-            touched = touched or "layers" in update
-            yield update
-    except Cancelled:
-        yield {"status": answers.status("Stopped before the first sample was done; nothing was changed", "stopped")}
-    except Exception as error:
-        yield failure(error) | (shown(previous, raw["tolerance"]) if touched else {})
+    nothing = "Stopped before the first sample was done; nothing was changed"
+    return safely(perform(raw, stop, session), "layers", lambda: shown(previous, raw["tolerance"]), nothing)
 
 
 def perform(raw: dict, stop: threading.Event, session: str) -> Iterator[dict]:

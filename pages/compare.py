@@ -12,7 +12,7 @@ from pop_core.sentences import date, plan_sentence
 
 from . import answers, api, comparing
 from .comparing import NAMES
-from .controls import cutoff_slider, foresee, load_examples, model_picker, navigation, plan_details, read_plan
+from .controls import cutoff_slider, foresee, load_examples, model_picker, plan_details, read_plan, two_columns
 from .export import exports
 from .links import KEYS, read_query
 from .shared import DEFAULT_MODEL, MAX_CHARACTERS, MODEL_QUEUE, MODELS
@@ -165,11 +165,4 @@ def wire(demo: gr.Blocks, c: dict, r: dict) -> None:
 
 
 with gr.Blocks(title="POP Studio", delete_cache=(3600, 3600), analytics_enabled=False) as demo:
-    navigation()
-    gr.HTML(INTRO, elem_classes="plain")
-    with gr.Row(elem_classes="page"):
-        with gr.Column(scale=5, min_width=320):
-            controls = form()
-        with gr.Column(scale=9, min_width=320):
-            outputs = results()
-    wire(demo, controls, outputs)
+    wire(demo, *two_columns(INTRO, form, results))

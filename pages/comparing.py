@@ -21,7 +21,7 @@ from .background import watch
 from .controls import read_plan, whole_between
 from .export import exports
 from .shared import MAX_CHARACTERS, watch_loading
-from .turns import failure, names_of, statuses
+from .turns import failure, names_of, safely, statuses
 
 MAX_REPEATS = 20
 
@@ -66,16 +66,8 @@ NAMES = names_of(read_settings)
 
 def run(raw: dict, previous: dict, stop: threading.Event, session: str) -> Iterator[dict]:
     """A whole comparison for the page. previous: the comparison that is on screen."""
-    touched = False
-    try:
-        yield {"alert": "", "status": answers.status("Loading")}
-        for update in perform(raw, stop, session):
-            touched = touched or "panes" in update
-            yield update
-    except Cancelled:
-        yield {"status": answers.status("Stopped before anything was written", "stopped")}
-    except Exception as error:
-        yield failure(error) | (shown(previous) if touched else {})
+    updates = perform(raw, stop, session)
+    return safely(updates, "panes", lambda: shown(previous), "Stopped before anything was written")
 
 
 def perform(raw: dict, stop: threading.Event, session: str) -> Iterator[dict]:

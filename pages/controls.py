@@ -2,6 +2,7 @@
 
 import json
 from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
 
 import gradio as gr
@@ -26,9 +27,16 @@ def load_examples() -> list[dict]:
     return sorted(examples, key=lambda example: kinds.index(example["kind"]))
 
 
-def navigation() -> gr.Navbar:
-    """The bar with the names of the pages."""
-    return gr.Navbar(main_page_name="Compare")
+def two_columns(intro: str, form: Callable[[], dict], results: Callable[[], dict]) -> tuple[dict, dict]:
+    """The layout of every page: its name among the others, what it is about, controls beside results."""
+    gr.Navbar(main_page_name="Compare")
+    gr.HTML(intro, elem_classes="plain")
+    with gr.Row(elem_classes="page"):
+        with gr.Column(scale=5, min_width=320):
+            controls = form()
+        with gr.Column(scale=9, min_width=320):
+            outputs = results()
+    return controls, outputs
 
 
 def model_picker() -> gr.Dropdown:

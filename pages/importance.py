@@ -11,7 +11,7 @@ from pop_core.sentences import count, date, gigabytes
 
 from . import analysing, answers
 from .analysing import ALL_KINDS, CHOICES, FILE, NAMES, OWN_TEXT
-from .controls import model_picker, navigation
+from .controls import model_picker, two_columns
 from .links import read_model
 from .shared import DEFAULT_MODEL, EMBEDDED, MAX_CHARACTERS, MODELS, explain
 from .turns import AT_ONCE, ModelEvents
@@ -195,11 +195,4 @@ def wire(demo: gr.Blocks, c: dict, r: dict) -> None:
 
 
 with gr.Blocks(title="Importance · POP Studio", delete_cache=(3600, 3600), analytics_enabled=False) as demo:
-    navigation()
-    gr.HTML(INTRO, elem_classes="plain")
-    with gr.Row(elem_classes="page"):
-        with gr.Column(scale=5, min_width=320):
-            controls = form()
-        with gr.Column(scale=9, min_width=320):
-            outputs = results()
-    wire(demo, controls, outputs)
+    wire(demo, *two_columns(INTRO, form, results))

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import gradio as gr
 
+from pop_core.errors import Cancelled
+
 from . import answers
 from .background import STOPS
 from .shared import MODEL_QUEUE, explain, warn
@@ -79,6 +81,24 @@ def statuses(steps: Iterator[tuple[float, str]]):
         except StopIteration as end:
             return end.value
         yield {"status": answers.status(text[:1].upper() + text[1:], fraction=fraction)}
+
+
+def safely(updates: Iterator[dict], drawn: str, before: Callable[[], dict], nothing_done: str) -> Iterator[dict]:
+    """The updates of some work, its errors as sentences.
+
+    drawn: the output that first changes the figures; if the work fails after that, `before` brings them back.
+    nothing_done: what to say when it was stopped before it had a result.
+    """
+    touched = False
+    try:
+        yield {"alert": "", "status": answers.status("Loading")}
+        for update in updates:
+            touched = touched or drawn in update
+            yield update
+    except Cancelled:
+        yield {"status": answers.status(nothing_done, "stopped")}
+    except Exception as error:
+        yield failure(error) | (before() if touched else {})
 
 
 def failure(error: Exception) -> dict:

@@ -218,6 +218,7 @@ class _Analysis:
             new_tokens=self.new_tokens,
             seed=self.seed,
             layers=layers,
+            depth_contrast=importance.depth_contrast(layers),
             recommended_cutoff=importance.recommend(layers, self.tolerance),
             tolerance=self.tolerance,
             cut_kl=[

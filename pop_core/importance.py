@@ -20,9 +20,9 @@ class Importance:
     decode_se}`, the standard errors those of attention plus FFN. samples: how many of `requested` were done. loss: of
     the drawn labels, nats a token. seconds: without ablation. forward_equivalents: cost over plain forwards of the same
     tokens. cut_kl: `{cutoff, kl}` really measured with own projections on `cut_samples` of the samples, nats a token.
-    predicted: `{cutoff, speedup}` of the prefill by arithmetic, at `predicted_tokens` prompt tokens.
-    token_map: importance by token of the first sample (see `analysis.py`). ablation: what leaving out each layer really
-    does, or None. spearman_*: of gates against ablation over the layers. complete: False when it was stopped.
+    predicted: `{cutoff, speedup}` of the prefill by arithmetic, at `predicted_tokens` prompt tokens. token_map:
+    importance by token of the first sample (see `analysis.py`). ablation: what leaving out each layer really does, or
+    None. spearman_*: of gates against ablation over the layers. complete: False when it was stopped.
     """
 
     model: str
@@ -33,6 +33,7 @@ class Importance:
     new_tokens: int
     seed: int
     layers: list[dict]
+    depth_contrast: float | None
     recommended_cutoff: int | None
     tolerance: float
     cut_kl: list[dict]

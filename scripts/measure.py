@@ -1,19 +1,26 @@
-"""Run the README's measurements and write its tables: `python scripts/measure.py [--write]`.
+"""Run the README's measurements and write its tables: `python scripts/measure.py [--write] [--only TABLE]`.
 
-Every number comes from a `python -m pop_core` command, run as a reader would run it. Without `--write` the tables are
-only printed. Takes about 15 minutes on 2 cores; leave the machine alone meanwhile.
+Every number comes from a `python -m pop_core` command, run as a reader would run it, or from a recorded result of one.
+Without `--write` the tables are only printed. Takes about 15 minutes on 2 cores; leave the machine alone meanwhile.
 """
 
 import argparse
 import datetime
+import functools
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pydoc_data.topics import topics
 
-from running import ROOT, running_app
+from playwright.sync_api import sync_playwright
+from running import CHROMIUM, FLAGS, ROOT, running_app
+
+sys.path.insert(0, str(ROOT))
+
+from pop_core.recorded import RECORDED, load
 
 HELD_OUT = "assets/heldout/technical.txt"
 OWN_20, OWN_15 = "--cutoff 20", "--cutoff 15"
@@ -29,17 +36,15 @@ PLANS = ["--cutoff 29", OWN_20, FITTED_20, FITTED_20_SINKS, FITTED_20_WIDE, OWN_
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="replace the tables in README.md")
+    tables = {"reached": reached, "quality": held_out_quality, "topics": topics_quality, "importance": importance}
+    parser.add_argument("--only", choices=tables, help="this table alone")
     options = parser.parse_args()
-    held_out = {plan: quality(HELD_OUT, plan) for plan in PLANS}
-    sections = {"reached": reached(held_out), "quality": quality_table(held_out)}
-    with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
-        file.write("\n\n".join(topics.values()))
-        file.flush()
-        sections["topics"] = quality_table({plan: quality(file.name, plan) for plan in PLANS})
-    for name, text in sections.items():
-        print(f"\n[{name}]\n{text}")
-        if options.write:
-            replace(name, text)
+    for name, make in tables.items():
+        if options.only in (None, name):
+            text = make()
+            print(f"\n[{name}]\n{text}")
+            if options.write:
+                replace(name, text)
     return 0
 
 
@@ -51,12 +56,71 @@ def pop_core(*arguments: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@functools.cache
 def quality(file: str, plan: str) -> dict:
     return pop_core("quality", "--text", file, *plan.split())
 
 
-def reached(held_out: dict[str, dict]) -> str:
+def held_out_quality() -> str:
+    return quality_table({plan: quality(HELD_OUT, plan) for plan in PLANS})
+
+
+def topics_quality() -> str:
+    with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
+        file.write("\n\n".join(topics.values()))
+        file.flush()
+        return quality_table({plan: quality(file.name, plan) for plan in PLANS})
+
+
+def importance() -> str:
+    """The table of the analysis: speed from a run of now, what it found from the recorded results."""
+    timed = pop_core("importance", "--samples", "32")
+    results = {name: load(RECORDED / f"importance-{name}.json")[0] for name in ("smollm2", "gemma3-270m")}
+    seconds = visible_after()
+    lines = ["| what | wanted | `smollm2` | `gemma3-270m` |", "|---|---|---|---|"]
+    for what, least, value in (
+        ("writing/reading importance, last third over first third", "at least 5", lambda r: r["depth_contrast"]),
+        ("Spearman of gates against ablation, reading", "aim 0.8", lambda r: r["spearman_prefill"]),
+        ("the same, writing", "reported", lambda r: r["spearman_decode"]),
+        ("ShortGPT's block influence against ablation, reading", "reported", _influence("prefill")),
+        ("the same, writing", "reported", _influence("decode")),
+        ("recommended cutoff at 5% tolerance", "reported", lambda r: r["recommended_cutoff"]),
+    ):
+        lines.append(f"| {what} | {least} | " + " | ".join(f"{value(r):.3g}" for r in results.values()) + " |")
+    lines.append(f"| `forward_equivalents` of an analysis | at most 4 | {timed['forward_equivalents']:.2f} | |")
+    lines.append(f"| a recorded result is visible after opening the page | 1 s | {seconds:.2f} s | |")
+    said = "; ".join(
+        f"{name}: {r['samples']} samples, {r['ablation']['samples']} of them ablated, {r['date'][:10]}"
+        for name, r in results.items()
+    )
+    return "\n".join(lines) + (
+        f"\n\nSamples of {timed['prompt_tokens']} + {timed['new_tokens']} tokens; {said}; the last two rows "
+        f"{datetime.date.today()}. {timed['machine']}, {timed['dtype']}."
+    )
+
+
+def _influence(stage: str):
+    return lambda result: result["ablation"]["spearman"][f"influence_ablation_{stage}"]
+
+
+def visible_after(rounds: int = 5) -> float:
+    """Seconds from opening the page Importance to its recorded heatmap and sentences being there; the median."""
+    there = "document.querySelector('.preview i') && document.querySelector('#layers_note p')"
+    times = []
+    with running_app() as address, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+        time.sleep(10)  # the default model is loaded in the background meanwhile
+        for _ in range(rounds):
+            page = browser.new_page()
+            page.goto(f"{address}importance", wait_until="commit")
+            times.append(page.wait_for_function(f"{there} && performance.now()", polling="raf").json_value() / 1e3)
+            page.close()
+    return statistics.median(times)
+
+
+def reached() -> str:
     """The table of what had to be reached."""
+    held_out = {plan: quality(HELD_OUT, plan) for plan in PLANS}
     prefill = pop_core("bench", "prefill", "--tokens", "1024", *OWN_20.split())
     decode = pop_core("bench", "decode")
     own = held_out[OWN_20]["kl"]

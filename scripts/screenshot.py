@@ -1,6 +1,6 @@
-"""Take pictures of the first page: `python scripts/screenshot.py` makes assets/screenshot.png for the README.
+"""Take pictures of the pages: `python scripts/screenshot.py` makes those in assets/ for the README.
 
-With `--all FOLDER` it makes one for each width and theme, to look at while working on the page.
+With `--all FOLDER` it makes one of each page, width and theme, to look at while working on them.
 """
 
 import argparse
@@ -9,32 +9,39 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 from running import CHROMIUM, FLAGS, ROOT, running_app
 
+# page -> its path, the README's picture of it, what must be there before it is taken
+PAGES = {
+    "compare": ("", "screenshot.png", ".js-plotly-plot .bars"),
+    "importance": ("importance", "importance.png", "#tokens .heatmaplayer image"),
+}
 
-def picture(browser, address: str, path: Path, width: int, theme: str, height: int = 900) -> None:
+
+def picture(browser, address: str, page: str, file: Path, width: int, theme: str, height: int = 900) -> None:
     """One page as a PNG."""
-    page = browser.new_page(viewport={"width": width, "height": height})
-    page.goto(f"{address}?__theme={theme}")
-    page.wait_for_selector(".pane.pruned")
-    page.wait_for_selector(".js-plotly-plot .bars")
-    page.wait_for_timeout(1200)
-    page.screenshot(path=path, full_page=True)
-    page.close()
+    path, _, ready = PAGES[page]
+    tab = browser.new_page(viewport={"width": width, "height": height})
+    tab.goto(f"{address}{path}?__theme={theme}")
+    tab.wait_for_selector(ready, state="attached")
+    tab.wait_for_timeout(1500)
+    tab.screenshot(path=file, full_page=True)
+    tab.close()
 
 
 def main() -> None:
-    """The README's picture, or all of them."""
+    """The README's pictures, or all of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--all", metavar="FOLDER", type=Path)
     chosen = parser.parse_args()
     with running_app() as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
-        if not chosen.all:
-            picture(browser, address, ROOT / "assets" / "screenshot.png", 1280, "light")
-            return
-        chosen.all.mkdir(parents=True, exist_ok=True)
-        for width in (1280, 390):
-            for theme in ("light", "dark"):
-                picture(browser, address, chosen.all / f"{width}-{theme}.png", width, theme)
+        for page, (_, name, _) in PAGES.items():
+            if not chosen.all:
+                picture(browser, address, page, ROOT / "assets" / name, 1280, "light")
+                continue
+            chosen.all.mkdir(parents=True, exist_ok=True)
+            for width in (1280, 390):
+                for theme in ("light", "dark"):
+                    picture(browser, address, page, chosen.all / f"{page}-{width}-{theme}.png", width, theme)
 
 
 if __name__ == "__main__":

@@ -49,3 +49,12 @@ def tab(browser):
 
 def _elsewhere(url: str) -> bool:
     return url.startswith(("http", "ws")) and "://127.0.0.1:" not in url
+
+
+def run_and_wait(page) -> None:
+    """Press Run and wait until it is done."""
+    from playwright.sync_api import expect
+
+    page.click("#run")
+    expect(page.locator("#status .busy")).to_be_visible(timeout=5_000)
+    expect(page.locator("#status .busy")).to_have_count(0, timeout=PATIENCE)

@@ -6,7 +6,7 @@ from playwright.sync_api import expect
 
 from pages import answers
 
-from .conftest import PATIENCE
+from .conftest import PATIENCE, run_and_wait
 
 NASTY = "<script>alert(1)</script><b>bold</b> a<b ${alert(2)} <img src=x onerror=alert(3)> {{ }} `"
 
@@ -17,12 +17,6 @@ def set_number(page, name: str, value) -> None:
         page.click("#advanced > button")
     page.fill(f"#{name} input", str(value))
     page.keyboard.press("Tab")
-
-
-def run_and_wait(page) -> None:
-    page.click("#run")
-    expect(page.locator("#status .busy")).to_be_visible(timeout=5_000)
-    expect(page.locator("#status .busy")).to_have_count(0, timeout=PATIENCE)
 
 
 def test_a_recorded_comparison_is_there_at_once(address, tab):

@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from .conftest import PATIENCE
+from .conftest import PATIENCE, run_and_wait
 
 
 def open_page(tab, address, query="", **size):
@@ -19,12 +19,6 @@ def small(page, samples=3, prompt=24, new=6) -> None:
     for name, value in (("samples", samples), ("prompt_tokens", prompt), ("new_tokens", new)):
         page.fill(f"#{name} input", str(value))
         page.keyboard.press("Tab")
-
-
-def run_and_wait(page) -> None:
-    page.click("#run")
-    expect(page.locator("#status .busy")).to_be_visible(timeout=5_000)
-    expect(page.locator("#status .busy")).to_have_count(0, timeout=PATIENCE)
 
 
 def cutoff_of(page) -> str:
