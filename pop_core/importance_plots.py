@@ -4,9 +4,7 @@ Figures have a transparent background, mid-grey text and a fixed height, like th
 gap in silence: an exact 0 is written "0", a value that is not finite "NaN", and what was not measured as a sentence.
 """
 
-import html
 import math
-import textwrap
 
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
@@ -14,7 +12,8 @@ from plotly.subplots import make_subplots
 
 from .findings import percent, token_totals, visible, why_no_shares
 from .importance import BRANCHES, STAGES, ratios, skipped_share
-from .plots import GRID_COLOUR, TEXT_COLOUR, base_layout
+from .log_scale import HIGHEST, figures, log_range, number, ticks
+from .plots import GRID_COLOUR, TEXT_COLOUR, axis_title, base_layout, escaped, sentence_figure
 
 READING_COLOUR, WRITING_COLOUR = "#009E73", "#D55E00"  # Okabe and Ito's, 3:1 on white and on dark, far apart for all
 COLOURS = dict(zip(STAGES, (READING_COLOUR, WRITING_COLOUR), strict=True))
@@ -24,9 +23,6 @@ ROWS = tuple(  # from the top down
     for branch, name in zip(BRANCHES, ("attention", "FFN"), strict=True)
 )
 SCALE = "Cividis"
-DECADES = 6  # below the largest value; what is smaller looks the same, so that rounding errors cannot use up the scale
-HIGHEST = 308.0  # of log10s; ten to more than that is no float
-MOST_TICKS = 6
 LEAST_SHARE = 0.1  # percent, the bottom of the curve
 TOKEN_WIDTH, LEAST_WIDTH, TOKENS_LEFT, TOKENS_RIGHT = 15, 600, 56, 16
 
@@ -44,12 +40,12 @@ def layers_figure(result: dict, cutoff: int | None, height: int = 420) -> go.Fig
     for at, row in enumerate(values):
         for layer, value in enumerate(row):
             if not value:
-                _write(figure, _figures(value), layer, at, len(layers), row=1)
+                _write(figure, figures(value), layer, at, len(layers), row=1)
     _add_ratios(figure, ratios(layers))
     if cutoff is not None:
         _add_cutoff(figure, min(max(cutoff, 0), len(layers)) - 0.5, cutoff, len(layers))
     figure.update_xaxes(_layer_axis(len(layers)))
-    figure.update_xaxes(title=_title("layer", None), row=2, col=1)
+    figure.update_xaxes(title=axis_title("layer", None), row=2, col=1)
     figure.update_yaxes(
         range=[len(ROWS) - 0.5, -0.5], tickvals=list(range(len(ROWS))), ticktext=[label for _, _, label in ROWS],
         showgrid=False, zeroline=False, automargin=True, row=1, col=1,
@@ -63,7 +59,7 @@ def curve_figure(result: dict, tolerance: float, cutoff: int | None, height: int
     layers = result["layers"]
     shares, count = skipped_share(layers), len(layers)
     if shares is None:
-        return _sentence_figure(f"No curve: {why_no_shares(layers)}.", height)
+        return sentence_figure(f"No curve: {why_no_shares(layers)}.", height)
     figure = go.Figure(layout=base_layout(height))
     bottom = math.log10(LEAST_SHARE)
     shown = [max(share * 100, LEAST_SHARE) if share else None for share in shares]
@@ -97,12 +93,12 @@ def curve_figure(result: dict, tolerance: float, cutoff: int | None, height: int
                 x=[at], y=[shown[at]], mode="markers", hoverinfo="skip",
                 marker={"size": 12, "symbol": "circle-open", "color": TEXT_COLOUR, "line": {"width": 2}},
             )  # fmt: skip
-    ticks = [0.1, 1, 10, 100]
+    percents = [0.1, 1, 10, 100]
     figure.update_yaxes(
-        type="log", range=[bottom - 0.25, 2.1], tickvals=ticks, ticktext=[f"{tick:g}%" for tick in ticks],
-        gridcolor=GRID_COLOUR, automargin=True, title=_title("importance skipped"),
+        type="log", range=[bottom - 0.25, 2.1], tickvals=percents, ticktext=[f"{tick:g}%" for tick in percents],
+        gridcolor=GRID_COLOUR, automargin=True, title=axis_title("importance skipped"),
     )  # fmt: skip
-    figure.update_xaxes(_layer_axis(count + 1), title=_title("cutoff", None))
+    figure.update_xaxes(_layer_axis(count + 1), title=axis_title("cutoff", None))
     figure.update_layout(margin={"l": 8, "r": 12, "t": 28, "b": 44})
     return figure
 
@@ -111,15 +107,15 @@ def ablation_figure(result: dict, height: int = 300) -> go.Figure:
     """What really leaving out each layer does, while reading and while writing."""
     ablation = result["ablation"]
     if not ablation:
-        return _sentence_figure(
+        return sentence_figure(
             "Not measured in this analysis; ask for ablation to see what really leaving out each layer does.", height
         )
     columns = [ablation[f"{stage}_kl"] for stage in STAGES]
-    low, high = _log_range(columns[0] + columns[1])
+    low, high = log_range(columns[0] + columns[1])
     titles = tuple(f"Left out while {word} · KL, nats a token" for word in ("reading", "writing"))
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, subplot_titles=titles, vertical_spacing=0.18)
     figure.update_annotations(x=0, xanchor="left", font={"size": 13, "color": TEXT_COLOUR})
-    vals, texts = _ticks(low, high, most=3)
+    vals, texts = ticks(low, high, most=3)
     for row, (stage, column) in enumerate(zip(STAGES, columns, strict=True), start=1):
         drawn = [value if value and value > 0 else None for value in column]
         figure.add_trace(
@@ -127,7 +123,7 @@ def ablation_figure(result: dict, height: int = 300) -> go.Figure:
                 x=list(range(len(column))),
                 y=[value and max(value, 10**low) for value in drawn],
                 marker={"color": COLOURS[stage], "line": {"width": 0}},
-                customdata=[_figures(value) for value in column],
+                customdata=[figures(value) for value in column],
                 hovertemplate="layer %{x}: %{customdata} nats a token<extra></extra>",
             ),
             row=row,
@@ -142,7 +138,7 @@ def ablation_figure(result: dict, height: int = 300) -> go.Figure:
             gridcolor=GRID_COLOUR, zeroline=False, automargin=True, row=row, col=1,
         )  # fmt: skip
     figure.update_xaxes(_layer_axis(len(columns[0])))
-    figure.update_xaxes(title=_title("layer", None), row=2, col=1)
+    figure.update_xaxes(title=axis_title("layer", None), row=2, col=1)
     figure.update_layout(base_layout(height), margin={"l": 8, "r": 12, "t": 28, "b": 44}, bargap=0.25)
     return figure
 
@@ -152,9 +148,9 @@ def tokens_figure(result: dict, height: int = 460) -> go.Figure:
     shown = result["token_map"]
     values, pieces, first = token_totals(shown), shown["pieces"], shown["first"]
     if not pieces or not values:
-        return _sentence_figure("The map of this analysis is empty.", height)
-    low, high = _log_range([value for row in values for value in row])
-    hovers = [[_number(value) for value in row] for row in values]
+        return sentence_figure("The map of this analysis is empty.", height)
+    low, high = log_range([value for row in values for value in row])
+    hovers = [[number(value) for value in row] for row in values]
     tokens, layers = [first + at for at in range(len(pieces))], list(range(len(values)))
     heat = _heat(values, hovers, low, high, "importance, nats (log scale)", x=tokens, y=layers)
     heat.update(hovertemplate="token %{x}<br>layer %{y}: %{customdata}<extra></extra>", xgap=0, ygap=0)
@@ -171,7 +167,7 @@ def tokens_figure(result: dict, height: int = 460) -> go.Figure:
         tickvals=tokens, ticktext=[escaped(visible(piece)) for piece in pieces], tickangle=-90, tickfont={"size": 11},
         range=[tokens[0] - 0.5, tokens[-1] + 0.5], showgrid=False, zeroline=False,
     )  # fmt: skip
-    figure.update_yaxes(_layer_axis(len(layers)), title=_title("layer"), showgrid=False)
+    figure.update_yaxes(_layer_axis(len(layers)), title=axis_title("layer"), showgrid=False)
     width = max(LEAST_WIDTH, TOKENS_LEFT + TOKEN_WIDTH * len(pieces) + TOKENS_RIGHT)
     margin = {"l": TOKENS_LEFT, "r": TOKENS_RIGHT, "t": 72, "b": 96}
     figure.update_layout(width=width, autosize=False, margin=margin)
@@ -186,22 +182,17 @@ def layers_preview(result: dict) -> str:
         places = [(math.log10(value) - low) / (high - low) if value else None for value in row]
         colours = sample_colorscale(SCALE, [min(max(place or 0.0, 0.0), 1.0) for place in places])
         cells = "".join(
-            f"<i>{_figures(value)}</i>" if place is None else f'<i style="background:{colour}"></i>'
+            f"<i>{figures(value)}</i>" if place is None else f'<i style="background:{colour}"></i>'
             for value, place, colour in zip(row, places, colours, strict=True)
         )
         rows.append(f"<span>{label}</span><span>{cells}</span>")
     return f'<div class="preview" role="img" aria-label="Importance by layer, loading">{"".join(rows)}</div>'
 
 
-def escaped(text: str) -> str:
-    """Text that Plotly, which knows some HTML, shows as it is."""
-    return html.escape(text, quote=False)
-
-
 def _heat(values: list, hovers: list, low: float, high: float, title: str, **axes) -> go.Heatmap:
     """A heatmap on a log scale, its colour bar above it; 0 and unknown values have no colour."""
     known = any(value for row in values for value in row)
-    vals, texts = _ticks(low, high)
+    vals, texts = ticks(low, high)
     return go.Heatmap(
         z=[[round(max(math.log10(value), low), 3) if value else None for value in row] for row in values],
         customdata=hovers,
@@ -225,13 +216,13 @@ def _heat(values: list, hovers: list, low: float, high: float, title: str, **axe
 def _heat_rows(layers: list[dict]) -> tuple[list[list], float, float]:
     """The values of the heatmap from the top down, and the log10s that its colours span."""
     values = [[entry[f"{stage}_{branch}"] for entry in layers] for stage, branch, _ in ROWS]
-    return values, *_log_range([value for row in values for value in row])
+    return values, *log_range([value for row in values for value in row])
 
 
 def _layer_hover(entry: dict, stage: str, label: str, value: float | None) -> str:
     error = entry[f"{stage}_se"]
-    rough = "" if error is None else f"<br>standard error of both branches {_figures(error)}"
-    return f"layer {entry['layer']}<br>{label}: {_figures(value)}{rough}"
+    rough = "" if error is None else f"<br>standard error of both branches {figures(error)}"
+    return f"layer {entry['layer']}<br>{label}: {figures(value)}{rough}"
 
 
 def _write(figure, text: str, x: float, y: float, places: int, hover: str | None = None, row: int = 0, **more) -> None:
@@ -247,7 +238,7 @@ def _write(figure, text: str, x: float, y: float, places: int, hover: str | None
 def _add_ratios(figure: go.Figure, values: list[float | None]) -> None:
     """The lower half of `layers_figure`: ratios with a line, what is no number above or below."""
     finite = [value for value in values if value and math.isfinite(value)]
-    low, high = _log_range([*finite, 1.0])
+    low, high = log_range([*finite, 1.0])
     above = 0.3 * (high - low) if math.inf in values else 0.1  # where an infinite ratio stands over all others
     low, high = low - 0.3, min(high + 0.2 + above, HIGHEST)
     figure.add_hline(1, line={"color": TEXT_COLOUR, "width": 1, "dash": "dot"}, row=2, col=1)
@@ -258,7 +249,7 @@ def _add_ratios(figure: go.Figure, values: list[float | None]) -> None:
             mode="lines+markers",
             line={"color": WRITING_COLOUR, "width": 2},
             marker={"size": _marker_size(len(values))},
-            customdata=[_figures(value) for value in values],
+            customdata=[figures(value) for value in values],
             hovertemplate="layer %{x}: writing/reading %{customdata}<extra></extra>",
         ),
         row=2,
@@ -278,10 +269,10 @@ def _add_ratios(figure: go.Figure, values: list[float | None]) -> None:
         if at and symbol:
             marker = {"size": 9, "symbol": symbol, "color": WRITING_COLOUR}
             figure.add_scatter(x=at, y=[10**y] * len(at), mode="markers", marker=marker, hoverinfo="skip", row=2, col=1)
-    vals, texts = _ticks(low, high, most=5)
+    vals, texts = ticks(low, high, most=5)
     figure.update_yaxes(
         type="log", range=[low, high], tickvals=[10**v for v in vals], ticktext=texts, gridcolor=GRID_COLOUR,
-        zeroline=False, automargin=True, title=_title("writing / reading"), row=2, col=1,
+        zeroline=False, automargin=True, title=axis_title("writing / reading"), row=2, col=1,
     )  # fmt: skip
 
 
@@ -305,11 +296,6 @@ def _add_side(figure: go.Figure, x: float, text: str, anchor: str) -> None:
     )  # fmt: skip
 
 
-def _title(text: str, standoff: int | None = 4) -> dict:
-    """Of an axis. Beneath subplots a standoff is misjudged, so there it is left to Plotly."""
-    return {"text": text, "standoff": standoff, "font": {"size": 13}}
-
-
 def _marker_size(places: int) -> int:
     return 6 if places <= 40 else 3
 
@@ -321,54 +307,3 @@ def _layer_axis(count: int) -> dict:
         "range": [-0.5, count - 0.5], "tickmode": "linear", "tick0": 0, "dtick": step, "tickangle": 0,
         "showgrid": False, "zeroline": False, "tickfont": {"size": 12},
     }  # fmt: skip
-
-
-def _sentence_figure(sentence: str, height: int) -> go.Figure:
-    """A figure that says why there is none."""
-    figure = go.Figure(layout=base_layout(height))
-    text = "<br>".join(escaped(line) for line in textwrap.wrap(sentence, 38))  # a phone is 390 px wide
-    figure.add_annotation(text=text, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False, font={"size": 14})
-    figure.update_xaxes(visible=False)
-    figure.update_yaxes(visible=False)
-    return figure
-
-
-def _log_range(values: list) -> tuple[float, float]:
-    """log10 of the smallest and largest positive value, at least half a decade apart and at most `DECADES`."""
-    known = [math.log10(value) for value in values if value and value > 0]
-    if not known:
-        return -1.0, 0.0
-    low, high = max(min(known), max(known) - DECADES), max(known)
-    pad = max(0.0, 0.5 - (high - low)) / 2
-    return low - pad, min(high + pad, HIGHEST)
-
-
-def _ticks(low: float, high: float, most: int = MOST_TICKS) -> tuple[list[float], list[str]]:
-    """Readable numbers between two log10s, as (log10s, texts): powers of ten, and 2 and 5 where there are few."""
-    decades = [float(decade) for decade in range(math.floor(low), math.ceil(high) + 1)]
-    candidates = [decade for decade in decades if low <= decade <= high]
-    if len(candidates) < 3:
-        candidates = [d + math.log10(digit) for d in decades for digit in (1, 2, 5)]
-        candidates = [value for value in candidates if low <= value <= high]
-    step = -(-len(candidates) // most) or 1
-    chosen = candidates[::-step][::-1]
-    return chosen, [_tick(10**value) for value in chosen]
-
-
-def _tick(value: float) -> str:
-    return f"{value:.0e}" if value < 5e-5 or value > 5e5 else f"{value:.4f}".rstrip("0").rstrip(".")
-
-
-def _figures(value: float | None) -> str:
-    """Three significant figures, as text."""
-    number = _number(value)
-    return f"{number:g}" if isinstance(number, float) else number
-
-
-def _number(value: float | None) -> float | str:
-    """Three significant figures, as a number while it is one, so that a large map stays small."""
-    if value is None:
-        return "NaN"
-    if math.isinf(value):
-        return "∞"
-    return float(f"{value:.3g}") if value else "0"

@@ -4,6 +4,9 @@ Figures have a transparent background and mid-grey text, so that they sit on a l
 height. What was not measured is written out, never drawn as zero or NaN.
 """
 
+import html
+import textwrap
+
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
@@ -45,6 +48,26 @@ def base_layout(height: int) -> dict:
         "dragmode": False,
         "hoverlabel": HOVER,
     }
+
+
+def sentence_figure(sentence: str, height: int) -> go.Figure:
+    """A figure that says why there is none."""
+    figure = go.Figure(layout=base_layout(height))
+    text = "<br>".join(escaped(line) for line in textwrap.wrap(sentence, 38))  # a phone is 390 px wide
+    figure.add_annotation(text=text, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False, font={"size": 14})
+    figure.update_xaxes(visible=False)
+    figure.update_yaxes(visible=False)
+    return figure
+
+
+def axis_title(text: str, standoff: int | None = 4) -> dict:
+    """Of an axis. Beneath subplots a standoff is misjudged, so there it is left to Plotly."""
+    return {"text": text, "standoff": standoff, "font": {"size": 13}}
+
+
+def escaped(text: str) -> str:
+    """Text that Plotly, which knows some HTML, shows as it is."""
+    return html.escape(text, quote=False)
 
 
 def _bar(result: dict, name: str, label: str, colour: str, kind: str) -> go.Bar:

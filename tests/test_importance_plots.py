@@ -10,7 +10,14 @@ import sys
 import pytest
 
 from pop_core.findings import visible
-from pop_core.importance_plots import DECADES, ablation_figure, curve_figure, layers_figure, tokens_figure
+from pop_core.importance_plots import (
+    ablation_figure,
+    curve_figure,
+    layers_figure,
+    layers_preview,
+    tokens_figure,
+)
+from pop_core.log_scale import DECADES
 
 KEYS = ("prefill_attention", "prefill_ffn", "decode_attention", "decode_ffn")
 
@@ -258,3 +265,11 @@ def test_torch_and_pandas_are_not_imported():
     modules = ("findings", "importance_plots", "importance_table")
     program = f"import sys; from pop_core import {', '.join(modules)}; print({{'torch', 'pandas'}} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("result", CASES.values(), ids=CASES)
+def test_the_preview_has_a_cell_for_every_value_and_a_word_where_there_is_no_colour(result):
+    preview = layers_preview(result)
+    uncoloured = sum(not value for entry in result["layers"] for key, value in entry.items() if key in KEYS)
+    assert preview.count("<i") == 4 * len(result["layers"])
+    assert preview.count("<i>0</i>") + preview.count("<i>NaN</i>") == uncoloured
