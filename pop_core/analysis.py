@@ -206,8 +206,7 @@ class _Analysis:
         """The result so far."""
         loaded, spec = self.engine.loaded, self.engine.spec
         layers = importance.by_layer(*([getattr(g, s).tolist() for g in self.gates] for s in importance.STAGES))
-        prefill, decode = ([importance.total(entry, stage) for entry in layers] for stage in importance.STAGES)
-        ablation = self._ablation(prefill, decode) if self.ablations else None
+        ablation = importance.ablated(layers, list(map(asdict, self.ablations))) if self.ablations else None
         spent = sum(self.gate_ms) + sum(self.cut_ms)
         return Importance(
             model=loaded.name,
@@ -232,7 +231,7 @@ class _Analysis:
             ],
             predicted_tokens=ASSUMED_TOKENS,
             token_map=self._token_map(),
-            ablation=ablation,
+            ablation=ablation and ablation | {"seconds": sum(self.ablation_ms) / 1e3},
             spearman_prefill=ablation and ablation["spearman"]["gates_ablation_prefill"],
             spearman_decode=ablation and ablation["spearman"]["gates_ablation_decode"],
             loss=mean([gates.loss for gates in self.gates]),
@@ -247,22 +246,6 @@ class _Analysis:
             complete=self.complete,
             notices=list(self.notices),
         )
-
-    def _ablation(self, prefill: list, decode: list) -> dict:
-        """Means over the ablated samples, None where not finite, and how the three opinions rank the layers."""
-        found = list(map(asdict, self.ablations))
-        columns = {
-            name: [importance.mean_and_error(values)[0] for values in zip(*(a[name] for a in found), strict=True)]
-            for name in ("prefill_kl", "decode_kl", "prefill_influence", "decode_influence")
-        }
-        spearman = {}
-        for stage, gates in (("prefill", prefill), ("decode", decode)):
-            kl, influence = columns[f"{stage}_kl"], columns[f"{stage}_influence"]
-            spearman[f"gates_ablation_{stage}"] = importance.rank_correlation(gates, kl)
-            spearman[f"gates_influence_{stage}"] = importance.rank_correlation(gates, influence)
-            spearman[f"influence_ablation_{stage}"] = importance.rank_correlation(influence, kl)
-        seconds = sum(self.ablation_ms) / 1e3
-        return {"samples": len(self.ablations), "seconds": seconds, "spearman": spearman, **columns}
 
     def _token_map(self) -> dict:
         """Importance by token of the first sample: `1/2 g^2` of one draw of labels, `[layers][T]` for each branch.

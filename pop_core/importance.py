@@ -161,6 +161,25 @@ def speedup_at(predicted: list[dict], cutoff: int | None) -> float | None:
     return next((entry["speedup"] for entry in predicted if entry["cutoff"] == cutoff), None)
 
 
+def ablated(layers: list[dict], samples: list[dict]) -> dict:
+    """The `ablation` of an `Importance`: means over samples by layer, and how the three opinions rank the layers.
+
+    samples: `ablation.Ablation`s as dicts. Means that are not finite are None.
+    """
+    columns = {
+        name: [mean_and_error(values)[0] for values in zip(*(sample[name] for sample in samples), strict=True)]
+        for name in samples[0]
+    }
+    spearman = {}
+    for stage in STAGES:
+        gates = [total(entry, stage) for entry in layers]
+        kl, influence = columns[f"{stage}_kl"], columns[f"{stage}_influence"]
+        spearman[f"gates_ablation_{stage}"] = rank_correlation(gates, kl)
+        spearman[f"gates_influence_{stage}"] = rank_correlation(gates, influence)
+        spearman[f"influence_ablation_{stage}"] = rank_correlation(influence, kl)
+    return {"samples": len(samples), "spearman": spearman, **columns}
+
+
 def rank_correlation(first: list, second: list) -> float | None:
     """Spearman's, ties sharing their mean rank; None where a value is unknown or one side is constant."""
     import pandas  # here: half a second that a page need not wait for
