@@ -17,9 +17,9 @@ from torch.nn.functional import cosine_similarity
 
 from .decoder import Decoder, Positions, Rope, attend_to
 from .divergence import divergence, mean
-from .engine import Checkpoint, carry_on
 from .kv_projection import KeysValues, ModuleProjection
 from .prefill import CausalAttention
+from .stopping import Checkpoint, carry_on
 
 
 @dataclass(frozen=True)

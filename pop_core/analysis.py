@@ -17,17 +17,16 @@ from . import importance, memory
 from .ablation import Ablation, ablate, cut_divergence
 from .costs import ablation_bytes, analysis_bytes, prefill_limit
 from .divergence import mean
-from .engine import Checkpoint, Engine, carry_on
+from .engine import Engine
 from .errors import Cancelled, NotEnoughMemory, PopError
 from .forecast import ASSUMED_TOKENS
 from .gates import GateGradients, gate_gradients, gated_logits
 from .importance import Importance
 from .plan import Plan, PrefillCut, whole_number
 from .run import median, ratio
+from .stopping import Checkpoint, carry_on
 from .timing import machine, milliseconds
 
-MOST_TOKENS = 4096  # of one sample: the backward pass keeps what every layer did with each of them
-MOST_SAMPLES = 2000
 SHARE_OF_FREE = 0.5  # of the memory that is free; above it, layers are computed again instead of kept
 CUT_EVERY, MOST_CUT = 8, 8  # cutoffs are measured on one sample in eight, and on eight at most
 TIMED = 4  # samples, spread over the analysis, whose plain forward is timed too
@@ -64,18 +63,17 @@ def analyse_steps(
     tolerance: float = importance.TOLERANCE,
     recompute: bool | None = None,
     text: str = "",
-    notices: tuple[str, ...] = (),
     checkpoint: Checkpoint = carry_on,
 ) -> Iterator[Progress]:
     """Analyse `samples`, each the ids of a prompt of `prompt_tokens` and its continuation.
 
     seed: of the labels; each sample draws its own from it, whatever its place. ablation: on how many of the samples
-    layers are really left out. recompute: None computes layers again on the way back where memory is short. text,
-    notices: kept with the result. A checkpoint that raises `Cancelled` ends the analysis with what there is, marked
+    layers are really left out. recompute: None computes layers again on the way back where memory is short. text:
+    its name, kept with the result. A checkpoint that raises `Cancelled` ends the analysis with what there is, marked
     incomplete; before the first sample is done there is nothing, and `Cancelled` goes on. Raises `PopError` before
     anything runs for lengths that do not fit, and `NotEnoughMemory`.
     """
-    analysis = _Analysis(engine, samples, prompt_tokens, seed, ablation, tolerance, recompute, text, notices)
+    analysis = _Analysis(engine, samples, prompt_tokens, seed, ablation, tolerance, recompute, text)
     phases = (
         ("gates", analysis.gate, len(samples)),
         ("cutoffs", analysis.cut, min(MOST_CUT, -(-len(samples) // CUT_EVERY))),
@@ -85,6 +83,7 @@ def analyse_steps(
         yield Progress("gates", 0, len(samples), None, analysis.result)
         try:
             for phase, step, count in phases:
+                analysis.stopped_in = phase
                 start = time.perf_counter()
                 for index in range(count):
                     checkpoint()
@@ -97,7 +96,7 @@ def analyse_steps(
                         break
                     left = (time.perf_counter() - start) / (index + 1) * (count - index - 1)
                     yield Progress(phase, index + 1, count, left, analysis.result)
-            analysis.complete = True
+            analysis.stopped_in = None
         except Cancelled:
             if not analysis.gates:
                 raise
@@ -107,8 +106,9 @@ def analyse_steps(
 class _Analysis:
     """What one analysis was asked for, and what it has gathered."""
 
-    def __init__(self, engine, samples, prompt_tokens, seed, ablation, tolerance, recompute, text, notices):
-        self.engine, self.samples, self.text, self.notices = engine, samples, text, list(notices)
+    def __init__(self, engine, samples, prompt_tokens, seed, ablation, tolerance, recompute, text):
+        self.engine, self.samples, self.text = engine, samples, text
+        self.notices = list(engine.loaded.notices)
         self.prompt_tokens = whole_number(prompt_tokens, "number of prompt tokens")
         self.seed, self.ablated = whole_number(seed, "seed"), whole_number(ablation, "number of ablated samples")
         self.tolerance = importance.checked_tolerance(tolerance)
@@ -118,12 +118,12 @@ class _Analysis:
         self.cuts: list[list[float]] = []
         self.ablations: list[Ablation] = []
         self.plain_ms, self.gate_ms, self.cut_ms, self.ablation_ms = [], [], [], []
-        self.complete = False
+        self.stopped_in: str | None = "gates"  # until it is done
 
     def _check(self) -> None:
-        sizes = {len(sample) for sample in self.samples}
-        if not self.samples or len(self.samples) > MOST_SAMPLES:
-            raise PopError(f"The number of samples is {len(self.samples):,}; it must be 1 to {MOST_SAMPLES:,}.")
+        sizes, count, most = set(map(len, self.samples)), len(self.samples), importance.MOST_SAMPLES
+        if not 1 <= count <= most:
+            raise PopError(f"The number of samples is {count:,}; it must be 1 to {most:,}.")
         if len(sizes) > 1:
             raise PopError("The samples differ in length; they must all have the same.")
         self.new_tokens = sizes.pop() - self.prompt_tokens
@@ -132,11 +132,13 @@ class _Analysis:
                 f"A sample has {self.prompt_tokens} prompt tokens and {self.new_tokens} new ones; it needs at least 2 "
                 f"and 1, since the last prompt token counts as decode."
             )
-        if self.prompt_tokens + self.new_tokens > MOST_TOKENS:
+        if self.prompt_tokens + self.new_tokens > importance.MOST_TOKENS:
             raise PopError(
                 f"A sample has {self.prompt_tokens + self.new_tokens:,} tokens; the analysis takes at most "
-                f"{MOST_TOKENS:,}."
+                f"{importance.MOST_TOKENS:,}."
             )
+        if self.seed < 0:
+            raise PopError(f"The seed is {self.seed}; it must not be negative.")
         if not 0 <= self.ablated <= len(self.samples):
             raise PopError(f"The number of ablated samples is {self.ablated:,}; it must be 0 to {len(self.samples):,}.")
         self.engine.check_length(self.prompt_tokens, self.new_tokens)
@@ -165,12 +167,9 @@ class _Analysis:
             self._plain(ids)  # warm-up of the same shapes
         if index % -(-len(self.samples) // TIMED) == 0:
             self.plain_ms.append(self._timed(lambda: self._plain(ids)))
-        generator = sample_generator(self.seed, self.samples[index])
-        self.gate_ms.append(
-            self._timed(
-                lambda: self.gates.append(gate_gradients(decoder, ids, self.boundary, generator, self.recompute))
-            )
-        )
+        options = sample_generator(self.seed, self.samples[index]), self.recompute, checkpoint
+        task = lambda: self.gates.append(gate_gradients(decoder, ids, self.boundary, *options))  # noqa: E731
+        self.gate_ms.append(self._timed(task))
 
     def cut(self, index: int, checkpoint: Checkpoint) -> None:
         """What every cutoff from half the layers up really costs."""
@@ -207,6 +206,7 @@ class _Analysis:
         loaded, spec = self.engine.loaded, self.engine.spec
         layers = importance.by_layer(*([getattr(g, s).tolist() for g in self.gates] for s in importance.STAGES))
         ablation = importance.ablated(layers, list(map(asdict, self.ablations))) if self.ablations else None
+        tokens = min(ASSUMED_TOKENS, spec.max_positions)
         spent = sum(self.gate_ms) + sum(self.cut_ms)
         return Importance(
             model=loaded.name,
@@ -226,10 +226,10 @@ class _Analysis:
             ],
             cut_samples=len(self.cuts),
             predicted=[
-                {"cutoff": cutoff, "speedup": prefill_limit(spec, ASSUMED_TOKENS, Plan(PrefillCut(cutoff)))}
+                {"cutoff": cutoff, "speedup": prefill_limit(spec, tokens, Plan(PrefillCut(cutoff)))}
                 for cutoff in range(1, spec.layers + 1)
             ],
-            predicted_tokens=ASSUMED_TOKENS,
+            predicted_tokens=tokens,
             token_map=self._token_map(),
             ablation=ablation and ablation | {"seconds": sum(self.ablation_ms) / 1e3},
             spearman_prefill=ablation and ablation["spearman"]["gates_ablation_prefill"],
@@ -243,7 +243,8 @@ class _Analysis:
             machine=machine(loaded.device),
             date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
             versions={"torch": torch.__version__, "python": platform.python_version()},
-            complete=self.complete,
+            complete=self.stopped_in is None,
+            stopped_in=self.stopped_in,
             notices=list(self.notices),
         )
 

@@ -14,11 +14,12 @@ import torch
 
 from . import costs
 from .divergence import divergence, mean
-from .engine import Checkpoint, Engine, Generation, carry_on
+from .engine import Engine, Generation
 from .errors import Cancelled, PopError
 from .plan import DENSE, Plan, whole_number
 from .run import Run, median
 from .sampling import Sampling
+from .stopping import Checkpoint, carry_on
 from .timing import interleaved, machine, speedup, spread
 
 FEWEST_STEPS = 4  # paired decode steps below which no decode speed-up is claimed

@@ -23,15 +23,10 @@ from .plan import DENSE, FITTED, Plan
 from .prefill import full_slots, prefill
 from .run import Run
 from .sampling import Sampling, TextStream, choose, end_ids
+from .stopping import Checkpoint, carry_on
 from .text import Prompt, encode_prompt
 
 PROJECTIONS_KEPT = 4  # fused projections of recently used cutoffs; each is as large as the skipped K/V weights
-
-Checkpoint = Callable[[], None]
-
-
-def carry_on() -> None:
-    """The checkpoint of a run that nobody can cancel."""
 
 
 class Engine:

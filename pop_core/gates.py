@@ -20,6 +20,7 @@ from . import memory
 from .decoder import Decoder, Positions
 from .errors import PopError
 from .prefill import CausalAttention
+from .stopping import Checkpoint, carry_on
 
 ATTENTION, FFN = 0, 1  # the branches, in the order of a gate tensor's second dimension
 
@@ -44,25 +45,31 @@ class GateGradients:
 
 
 def gate_gradients(
-    decoder: Decoder, ids: torch.Tensor, boundary: int, generator: torch.Generator, recompute: bool = False
+    decoder: Decoder,
+    ids: torch.Tensor,
+    boundary: int,
+    generator: torch.Generator,
+    recompute: bool = False,
+    checkpoint: Checkpoint = carry_on,
 ) -> GateGradients:
     """One forward and one backward pass.
 
     ids: `[1, T]`, prompt and continuation but its last token, which predicts nothing that counts. boundary: index of
     the last prompt token; labels are drawn by `generator` from the predictions at `boundary .. T-1`. recompute: keep
     only the residual stream between layers and compute each layer again on the way back. The loss and the gates are in
-    float32, or in the model's precision if that is higher. Raises `PopError` for predictions that are not finite, and
+    float32, or in the model's precision if that is higher. checkpoint: called at every layer, both ways; may raise to
+    abandon the sample. Raises `PopError` for predictions that are not finite, and
     `NotEnoughMemory`.
     """
     memory_ran_out = f"Memory ran out in the analysis of {ids.shape[1]:,} tokens; use shorter samples."
-    return memory.guarded(lambda: _both_ways(decoder, ids, boundary, generator, recompute), memory_ran_out)
+    return memory.guarded(lambda: _both_ways(decoder, ids, boundary, generator, recompute, checkpoint), memory_ran_out)
 
 
-def _both_ways(decoder, ids, boundary, generator, recompute) -> GateGradients:
+def _both_ways(decoder, ids, boundary, generator, recompute, checkpoint) -> GateGradients:
     # inference tensors cannot take part in a backward pass, so none is made here, whatever the caller is in
     with torch.inference_mode(False), torch.enable_grad():
         gates = ones(decoder, ids.shape[1]).requires_grad_()
-        logits = gated_logits(decoder, ids.clone(), boundary, gates, recompute)[0].to(gates.dtype)
+        logits = gated_logits(decoder, ids.clone(), boundary, gates, recompute, checkpoint)[0].to(gates.dtype)
         labels = draw(logits.detach(), generator)
         loss = cross_entropy(logits, labels, reduction="sum")
         (gradient,) = torch.autograd.grad(loss, gates)
@@ -70,7 +77,12 @@ def _both_ways(decoder, ids, boundary, generator, recompute) -> GateGradients:
 
 
 def gated_logits(
-    decoder: Decoder, ids: torch.Tensor, first: int, gates: torch.Tensor | None = None, recompute: bool = False
+    decoder: Decoder,
+    ids: torch.Tensor,
+    first: int,
+    gates: torch.Tensor | None = None,
+    recompute: bool = False,
+    checkpoint: Checkpoint = carry_on,
 ) -> torch.Tensor:
     """Logits of `[1, T]` from position `first` on, `[1, T - first, vocab]`, with gates `[layers, 2, T]` or none."""
     length, layers = ids.shape[1], decoder.spec.layers
@@ -78,10 +90,13 @@ def gated_logits(
     attend, rope = CausalAttention(decoder, positions, length), positions.span(0, length)
     h = decoder.embed(ids)
     for i, gate in enumerate([None] * layers if gates is None else gates[:, :, None].unbind()):
+        checkpoint()
         if recompute:
             h = recomputed(decoder.block, i, h, rope, attend, gate, use_reentrant=False)
         else:
             h = decoder.block(i, h, rope, attend, gate)
+        if h.requires_grad:
+            h.register_hook(lambda _: checkpoint())  # on the way back; it goes with the graph
     return decoder.head(h[:, first:])
 
 

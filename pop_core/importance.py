@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from .errors import PopError
 
 STAGES, BRANCHES = ("prefill", "decode"), ("attention", "ffn")
+MOST_TOKENS = 4096  # of one sample: the backward pass keeps what every layer did with each of them
+MOST_SAMPLES = 2000
 TOLERANCE = 0.05  # share of the prefill importance that a recommended cutoff may skip
 
 
@@ -22,7 +24,8 @@ class Importance:
     tokens. cut_kl: `{cutoff, kl}` really measured with own projections on `cut_samples` of the samples, nats a token.
     predicted: `{cutoff, speedup}` of the prefill by arithmetic, at `predicted_tokens` prompt tokens. token_map:
     importance by token of the first sample (see `analysis.py`). ablation: what leaving out each layer really does, or
-    None. spearman_*: of gates against ablation over the layers. complete: False when it was stopped.
+    None. spearman_*: of gates against ablation over the layers. complete: False when it was stopped, in the phase
+    `stopped_in` ("gates", "cutoffs" or "ablation").
     """
 
     model: str
@@ -54,6 +57,7 @@ class Importance:
     date: str
     versions: dict
     complete: bool
+    stopped_in: str | None = None
     notices: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict:

@@ -5,14 +5,13 @@ from a projection of the residual stream at the cutoff, and only the sinks and t
 the paper's two passes (prune all but the last token, then decode it) and reads the kept layers' weights once.
 """
 
-from collections.abc import Callable
-
 import torch
 
 from .cache import KVCache
 from .decoder import Decoder, Positions, attend_to
 from .kv_projection import Projection
 from .plan import PrefillCut
+from .stopping import Checkpoint, carry_on
 
 
 def prefill(
@@ -22,7 +21,7 @@ def prefill(
     ids: torch.Tensor,
     cut: PrefillCut | None = None,
     project: Projection | None = None,
-    checkpoint: Callable[[], None] = lambda: None,
+    checkpoint: Checkpoint = carry_on,
 ) -> torch.Tensor:
     """Fill `cache` with the prompt and return the logits of its last token, `[B, vocab]`.
 

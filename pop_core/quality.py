@@ -8,9 +8,10 @@ import random
 from dataclasses import asdict, dataclass
 
 from .divergence import divergence, mean, negative_log_likelihood
-from .engine import Checkpoint, Engine, carry_on
+from .engine import Engine
 from .errors import PopError
 from .plan import DENSE, Plan
+from .stopping import Checkpoint, carry_on
 from .text import bos_ids, encode_text
 
 

@@ -74,15 +74,19 @@ def test_it_is_what_the_gates_of_each_sample_say(engine):
 
 @pytest.mark.parametrize("recompute", [False, True, None])
 def test_the_result_says_what_was_asked_for_and_what_was_found(engine, recompute):
-    with_ablation = analyse(
-        engine, SAMPLES, PROMPT, ablation=3, tolerance=0.2, recompute=recompute, text="dogs", notices=("n",)
-    )
+    with_ablation = analyse(engine, SAMPLES, PROMPT, ablation=3, tolerance=0.2, recompute=recompute, text="dogs")
     result, layers = json.loads(json.dumps(with_ablation.to_dict(), allow_nan=False)), engine.spec.layers
     assert [set(entry) for entry in result["layers"]] == [KEYS] * layers
     assert [entry["layer"] for entry in result["layers"]] == list(range(layers))
     assert result["layers"][-1]["prefill_attention"] == result["layers"][-1]["prefill_ffn"] == 0
     asked = dict(
-        samples=5, requested=5, prompt_tokens=PROMPT, new_tokens=NEW, tolerance=0.2, text="dogs", notices=["n"]
+        samples=5,
+        requested=5,
+        prompt_tokens=PROMPT,
+        new_tokens=NEW,
+        tolerance=0.2,
+        text="dogs",
+        notices=list(engine.loaded.notices),
     )
     assert (
         {key: result[key] for key in asked} == asked and result["complete"] and result["recompute"] is bool(recompute)
@@ -104,7 +108,8 @@ def test_the_result_says_what_was_asked_for_and_what_was_found(engine, recompute
 @pytest.mark.parametrize("done", [1, 3, 5])
 def test_stopping_keeps_the_samples_done(engine, done):
     """With 5 done it stops while measuring cutoffs."""
-    stopped = analyse(engine, SAMPLES, PROMPT, seed=2, ablation=2, checkpoint=stop_after(done + done // 5))
+    calls = done * (1 + 2 * engine.spec.layers) + done // 5  # before each sample, and at each layer both ways
+    stopped = analyse(engine, SAMPLES, PROMPT, seed=2, ablation=2, checkpoint=stop_after(calls))
     assert (stopped.samples, stopped.requested, stopped.complete) == (done, len(SAMPLES), False)
     assert stopped.layers == analyse(engine, SAMPLES[:done], PROMPT, seed=2).layers  # and the engine is free again
     assert stopped.cut_samples == 0 and stopped.cut_kl == [] and stopped.ablation is None
@@ -201,9 +206,9 @@ def test_what_cannot_be_used_is_one_sentence_before_anything_runs(engine, monkey
 
 @pytest.mark.parametrize("limit, most", [("MOST_TOKENS", PROMPT + NEW), ("MOST_SAMPLES", len(SAMPLES))])
 def test_limits_are_inclusive(engine, monkeypatch, limit, most):
-    monkeypatch.setattr(analysis, limit, most)
+    monkeypatch.setattr(importance, limit, most)
     assert analyse(engine, SAMPLES, PROMPT).complete
-    monkeypatch.setattr(analysis, limit, most - 1)
+    monkeypatch.setattr(importance, limit, most - 1)
     with pytest.raises(PopError, match=f"{most - 1}"):
         analyse(engine, SAMPLES, PROMPT)
 
@@ -275,7 +280,7 @@ def test_memory_that_runs_out_after_the_gates_keeps_them(engine, monkeypatch, ph
     monkeypatch.setattr(analysis, broken, lambda *_: torch.empty(1 << 60))
     result = analyse(engine, SAMPLES, PROMPT, ablation=2)
     assert result.samples == len(SAMPLES) and result.complete
-    assert "Memory ran out" in result.notices[0] and phase in result.notices[0]
+    assert "Memory ran out" in result.notices[-1] and phase in result.notices[-1]
 
 
 def test_a_divergence_that_is_not_finite_is_unknown_and_not_ranked(engine, monkeypatch):
@@ -292,3 +297,30 @@ def test_a_divergence_that_is_not_finite_is_unknown_and_not_ranked(engine, monke
     assert json.loads(json.dumps(result.to_dict(), allow_nan=False))["ablation"]["prefill_kl"][1] is None
     assert result.spearman_prefill is None and result.spearman_decode is not None
     assert {entry["kl"] for entry in result.cut_kl} == {None}
+
+
+@pytest.mark.parametrize("phase, steps", [("gates", 2), ("cutoffs", 6), ("ablation", 8)])
+def test_a_result_says_in_which_phase_it_was_stopped(engine, phase, steps):
+    seen = []
+
+    def checkpoint():
+        if len(seen) == steps:
+            raise Cancelled
+
+    for progress in analyse_steps(engine, SAMPLES, PROMPT, ablation=2, checkpoint=checkpoint):
+        seen.append(progress)
+    result = progress.snapshot()
+    assert result.stopped_in == phase and not result.complete
+    assert analyse(engine, SAMPLES, PROMPT).stopped_in is None
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_sample_can_be_stopped_at_every_layer_both_ways(engine, recompute):
+    """So a long sample ends soon after Stop."""
+    ids, ticks = torch.tensor([SAMPLES[0][:-1]]), []
+    options = engine.decoder, ids, PROMPT - 1, sample_generator(0, SAMPLES[0]), recompute
+    gate_gradients(*options, lambda: ticks.append(1))
+    assert len(ticks) >= 2 * engine.spec.layers
+    for calls in (0, len(ticks) - 1):
+        with pytest.raises(Cancelled):
+            gate_gradients(*options, stop_after(calls))
