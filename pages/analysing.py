@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import gradio as gr
+
 from pop_core import calibration, findings, importance, importance_plots, importance_table
+from pop_core.costs import ablation_bytes, analysis_bytes
 from pop_core.errors import PopError
-from pop_core.sentences import count, duration
+from pop_core.sentences import count, duration, gigabytes
 
 from . import answers
 from .background import watch
@@ -51,13 +54,20 @@ class Settings:
 def read_settings(model, source, own, file, samples, prompt_tokens, new_tokens, ablated, seed, tolerance) -> Settings:
     """Settings from raw values. Raises `PopError` before any model is touched."""
     samples = whole_between(samples, "number of samples", 1, MOST_SAMPLES)
+    prompt_tokens = whole_between(prompt_tokens, "number of prompt tokens", 2, importance.MOST_TOKENS)
+    new_tokens = whole_between(new_tokens, "number of new tokens", 1, importance.MOST_TOKENS)
+    if prompt_tokens + new_tokens > importance.MOST_TOKENS:
+        raise PopError(
+            f"A sample would have {prompt_tokens + new_tokens:,} tokens; the analysis takes at most "
+            f"{importance.MOST_TOKENS:,}."
+        )
     return Settings(
         model=model,
         text=read_text(source, own, file),
-        title=CHOICES[source],
+        title=Path(file).name if source == FILE else CHOICES[source],
         samples=samples,
-        prompt_tokens=whole_between(prompt_tokens, "number of prompt tokens", 2, 4095),
-        new_tokens=whole_between(new_tokens, "number of new tokens", 1, 4094),
+        prompt_tokens=prompt_tokens,
+        new_tokens=new_tokens,
         ablated=whole_between(ablated, "number of ablated samples", 0, samples),
         seed=whole_between(seed, "seed", 0, 2**32),
         tolerance=read_tolerance(tolerance),
@@ -69,7 +79,7 @@ NAMES = names_of(read_settings)
 
 def read_text(source, own, file) -> str:
     """The text that the samples are cut from. Raises `PopError`."""
-    if source not in CHOICES:
+    if source not in tuple(CHOICES):
         raise PopError(f"The text is {str(source)[:40]!r}; it must be one of {', '.join(CHOICES)}.")
     if source == FILE:
         if not file:
@@ -110,7 +120,11 @@ def perform(raw: dict, stop: threading.Event, session: str) -> Iterator[dict]:
     for progress, snapshot in analysis_progress(engine, settings, stop):
         if progress.phase == "done":
             result = snapshot.to_dict()
-            yield shown(result, raw["tolerance"]) | data_files(result, session) | {"status": ending(result)}
+            yield (
+                shown(result, raw["tolerance"])
+                | data_files(result, session)
+                | {"status": answers.status(findings.ending(result), "done" if result["complete"] else "stopped")}
+            )
         else:
             yield so_far(progress, snapshot)
 
@@ -150,18 +164,11 @@ def so_far(progress, snapshot) -> dict:
     update = {"status": answers.status(text, fraction=progress.done / progress.total)}
     if snapshot:
         result = snapshot.to_dict()
-        sentence = f"After {count(result['samples'], 'sample')}. The figures below are of the result before."
-        update["preview"] = ""
+        sentence = "This sharpens with every sample. The figures below are of the result before."
+        update |= {"preview": "", "caption": answers.note(findings.caption(result))}
         update["layers"] = importance_plots.layers_figure(result, result["recommended_cutoff"])
         update["layers_note"] = answers.note(sentence)
     return update
-
-
-def ending(result: dict) -> str:
-    if result["complete"]:
-        return answers.status(f"Done: your own analysis, made just now on {result['machine']}", "done")
-    done = f"{result['samples']} of {count(result['requested'], 'sample')}"
-    return answers.status(f"Stopped: the result is that of {done}", "stopped")
 
 
 def shown(result: dict, tolerance) -> dict:
@@ -186,12 +193,27 @@ def chosen(result: dict, tolerance) -> dict:
     about = [findings.layers_sentence(result, cutoff), findings.uncertain(result)]
     return {
         "preview": "",
+        "caption": answers.note(findings.caption(result)),
         "layers": importance_plots.layers_figure(result, cutoff),
         "layers_note": answers.note(" ".join(filter(None, about))),
         "curve": importance_plots.curve_figure(result, share, cutoff),
         "curve_note": answers.note(words),
         "choice": choice(result, cutoff),
+        "report": gr.update(visible=False),  # it was made of what was shown before
     }
+
+
+def looked_ahead(spec, itemsize: int, settings: Settings) -> str:
+    """What an analysis will need, in a sentence. Raises `PopError` where the model's context is shorter."""
+    tokens, labels = settings.prompt_tokens + settings.new_tokens, settings.new_tokens
+    if tokens > spec.max_positions:
+        room = spec.max_positions
+        raise PopError(f"A sample would have {tokens:,} tokens; at most {room:,} fit this model's context.")
+    need = analysis_bytes(spec, tokens - 1, labels, itemsize, recompute=False)
+    if settings.ablated:
+        need = max(need, ablation_bytes(spec, tokens - 1, labels))
+    total = f"{count(settings.samples, 'sample')} of {tokens:,} tokens"
+    return f"{total}; about {gigabytes(need)} of memory beside the model, or less if layers must be computed twice."
 
 
 def data_files(result: dict, session: str) -> dict:

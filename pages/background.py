@@ -38,6 +38,10 @@ class Stops:
         """Raise the flag; returns whether work is under way that will see it and say so."""
         if flag := self._flags.get(session or ""):
             flag.set()
+        return self.working(session)
+
+    def working(self, session: str | None) -> bool:
+        """Whether work has had its turn and is not done."""
         return (session or "") in self._working
 
     def forget(self, session: str | None) -> None:

@@ -15,7 +15,7 @@ from .comparing import NAMES
 from .controls import cutoff_slider, foresee, load_examples, model_picker, plan_details, read_plan, two_columns
 from .export import exports
 from .links import KEYS, read_query
-from .shared import DEFAULT_MODEL, MAX_CHARACTERS, MODEL_QUEUE, MODELS
+from .shared import DEFAULT_MODEL, MAX_CHARACTERS, MODEL_QUEUE, spec_of
 from .turns import AT_ONCE, ModelEvents
 
 PLAN = ("cutoff", "kv", "sinks", "boundary")
@@ -122,7 +122,7 @@ def looked_ahead(model, prompt, style, cutoff, kv, sinks, boundary):
     """What the plan would do, while its controls move."""
     try:
         plan, chat = read_plan(cutoff, kv, sinks, boundary), False if style == "plain" else None
-        return foresee(model, prompt, plan, chat, SPEC if model == DEFAULT_MODEL else None)
+        return foresee(model, prompt, plan, chat)
     except PopError as error:
         return answers.note(str(error), "problem")
 
@@ -132,8 +132,7 @@ def opened(request: gr.Request):
     if not set(KEYS) & set(request.query_params):
         return gr.skip()
     model, cut, sentence = read_query(dict(request.query_params), DEFAULT.prefill)
-    engine = MODELS.loaded(model)
-    spec = engine.spec if engine else SPEC if model == DEFAULT_MODEL else None
+    spec = spec_of(model)
     layers = spec.layers if spec else max(cut.cutoff, SPEC.layers)
     if cut.cutoff > min(layers, MOST_LAYERS):
         layers = min(layers, MOST_LAYERS)

@@ -8,13 +8,12 @@ from pathlib import Path
 import gradio as gr
 
 from pop_core.errors import PopError
-from pop_core.families import DecoderSpec
 from pop_core.forecast import default_plan, forecast, token_count
 from pop_core.plan import FITTED, OWN, Plan, PrefillCut, whole_number
 from pop_core.sentences import plan_sentence
 
 from . import answers
-from .shared import DEFAULT_MODEL, EMBEDDED, MODELS
+from .shared import DEFAULT_MODEL, EMBEDDED, MODELS, spec_of
 
 EXAMPLES = Path(__file__).parent.parent / "assets" / "examples.json"
 PlanControls = namedtuple("PlanControls", "cutoff kv sinks boundary")
@@ -51,9 +50,16 @@ def model_picker() -> gr.Dropdown:
     )
 
 
+def slider(*arguments, **options) -> gr.Slider:
+    """A slider that hands on whatever was typed: what cannot be used is answered with a sentence, not with a 500."""
+    made = gr.Slider(*arguments, **options)
+    made.preprocess = lambda payload: payload
+    return made
+
+
 def cutoff_slider(layers: int) -> gr.Slider:
     """How many layers read the prompt."""
-    return gr.Slider(
+    return slider(
         1,
         layers,
         value=default_plan(layers).prefill.cutoff,
@@ -99,10 +105,9 @@ def whole_between(value, name: str, low: int, high: int) -> int:
     return number
 
 
-def foresee(model: str, text: str, plan: Plan, chat: bool | None, known: DecoderSpec | None) -> str:
-    """The forecast as HTML: the strip of layers and its sentence. known: the shape of a model not yet in memory."""
-    engine = MODELS.loaded(model)
-    spec = engine.spec if engine else known
+def foresee(model: str, text: str, plan: Plan, chat: bool | None) -> str:
+    """The forecast as HTML: the strip of layers and its sentence."""
+    engine, spec = MODELS.loaded(model), spec_of(model)
     if spec is None:
         return answers.note("What the plan does is shown once this model is loaded.")
     seen = forecast(plan, spec.layers, token_count(engine, text, chat) if engine else None, spec)

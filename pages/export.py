@@ -4,6 +4,7 @@ import hashlib
 import html
 import json
 import tempfile
+import uuid
 from pathlib import Path
 
 from pop_core.snippet import snippet
@@ -34,7 +35,9 @@ def file(name: str, content: bytes, session: str) -> str:
     folder = Path(FOLDER.name) / hashlib.sha256(session.encode()).hexdigest()[:16]
     folder.mkdir(exist_ok=True)
     path = folder / name
-    path.write_bytes(content)
+    part = path.with_suffix(f".{uuid.uuid4().hex}.part")
+    part.write_bytes(content)
+    part.replace(path)  # somebody may be reading the one before
     return str(path)
 
 

@@ -2,24 +2,21 @@
 
 import gradio as gr
 
-from pop_core import recorded
-from pop_core.costs import analysis_bytes
 from pop_core.errors import PopError
 from pop_core.importance import TOLERANCE
 from pop_core.importance_plots import layers_preview
-from pop_core.sentences import count, date, gigabytes
 
 from . import analysing, answers
 from .analysing import ALL_KINDS, CHOICES, FILE, NAMES, OWN_TEXT
-from .controls import model_picker, two_columns
+from .controls import model_picker, slider, two_columns
 from .links import read_model
-from .shared import DEFAULT_MODEL, EMBEDDED, MAX_CHARACTERS, MODELS, explain
-from .turns import AT_ONCE, ModelEvents
+from .shared import DEFAULT_MODEL, IMPORTANCE, MAX_CHARACTERS, MODELS, explain, spec_of
+from .turns import AT_ONCE, ModelEvents, working
 
-FIGURES = ("preview", "layers", "layers_note", "choice", "curve", "curve_note")
+FIGURES = ("caption", "preview", "layers", "layers_note", "choice", "curve", "curve_note", "report")
 REST = ("ablation", "ablation_note", "tokens", "tokens_note", "table", "facts", "json", "csv", "result")
 OUTPUTS = ("alert", "status", "notices", *FIGURES, *REST)
-RECORDED = {name: recorded.load(recorded.RECORDED / f"importance-{name}.json") for name in EMBEDDED}
+FLOAT32 = 4  # bytes a number, of an embedded model that is not loaded yet
 INTRO = """<header class="intro"><p class="brand">POP Studio</p>
 <h1>Which layers read, and which write</h1>
 <p>A virtual gate on every branch of every layer measures how much the answer depends on it: once for the tokens of the
@@ -48,7 +45,7 @@ def form() -> dict:
         c["samples"] = gr.Number(16, label="Samples", info="pieces of the text", min_width=90, elem_id="samples")
         c["prompt_tokens"] = gr.Number(128, label="Prompt", info="tokens read", min_width=90, elem_id="prompt_tokens")
         c["new_tokens"] = gr.Number(32, label="Answer", info="tokens written", min_width=90, elem_id="new_tokens")
-    c["ahead"] = gr.HTML(looked_ahead(DEFAULT_MODEL, 16, 128, 32), elem_classes="plain", elem_id="ahead")
+    c["ahead"] = gr.HTML(looked_ahead(DEFAULT_MODEL, 16, 128, 32, 0), elem_classes="plain", elem_id="ahead")
     with gr.Row(elem_classes="actions"):
         c["run"] = gr.Button("Run", variant="primary", scale=3, min_width=120, elem_id="run")
         c["stop_button"] = gr.Button("Stop", variant="stop", scale=1, min_width=80, interactive=False, elem_id="stop")
@@ -75,11 +72,12 @@ def results() -> dict:
     def words(name: str) -> None:
         r[name] = gr.HTML(show[name], elem_classes="plain", elem_id=name)
 
-    r["preview"] = gr.HTML(layers_preview(RECORDED[DEFAULT_MODEL][0]), elem_classes="plain")
+    words("caption")
+    r["preview"] = gr.HTML(layers_preview(IMPORTANCE[DEFAULT_MODEL][0]), elem_classes="plain")
     plot("layers")
     words("layers_note")
     with gr.Row(elem_classes="choose"):
-        r["tolerance"] = gr.Slider(
+        r["tolerance"] = slider(
             0,
             50,
             value=100 * TOLERANCE,
@@ -110,63 +108,68 @@ def results() -> dict:
         r["report"] = gr.DownloadButton(
             "Download the figures as HTML", size="sm", visible=False, elem_id="report", variant="primary"
         )
-    r["result"] = gr.State(RECORDED[DEFAULT_MODEL][0])
+    r["result"] = gr.State(IMPORTANCE[DEFAULT_MODEL][0])
     return r
 
 
 def recorded_result(model: str, tolerance) -> dict:
     """Everything that shows the recorded result of an embedded model."""
-    result, _, command = RECORDED[model]
-    text = f"Recorded on {result['machine']}, {date(result['date'])}, with {command}. Press Run for your own."
+    result, _, command = IMPORTANCE[model]
+    text = f"Recorded with {command}. Press Run for your own."
     shown = analysing.shown(result, tolerance) | analysing.data_files(result, f"recorded {model}")
     return shown | {"status": answers.status(text, "recorded"), "alert": ""}
 
 
 def picked(model, tolerance) -> dict:
     """A recorded result if there is one; the model itself is loaded by Run."""
-    if model in RECORDED:
+    if model in IMPORTANCE:
         return recorded_result(model, tolerance)
     text = "There is no recorded result of this model: press Run. The figures are still those of the one before"
-    return {"status": answers.status(text, "recorded")}
+    return {"status": answers.status(text, "recorded"), "alert": ""}
 
 
-def looked_ahead(model, samples, prompt_tokens, new_tokens) -> str:
+def looked_ahead(model, samples, prompt_tokens, new_tokens, ablated) -> str:
     """What an analysis would need, while its settings change."""
-    engine = MODELS.loaded(model)
-    spec = engine.spec if engine else RECORDED[model][1] if model in RECORDED else None
+    raw = dict(model=model, source=ALL_KINDS, own="", file=None, seed=0, tolerance=100 * TOLERANCE)
+    raw |= dict(samples=samples, prompt_tokens=prompt_tokens, new_tokens=new_tokens, ablated=ablated)
+    engine, spec = MODELS.loaded(model), spec_of(model)
     try:
-        raw = dict(model=model, source=ALL_KINDS, own="", file=None, samples=samples, prompt_tokens=prompt_tokens)
-        settings = analysing.read_settings(
-            **raw, new_tokens=new_tokens, ablated=0, seed=0, tolerance=100 * TOLERANCE
-        )  # fmt: skip
+        settings = analysing.read_settings(**raw)
+        if spec is None:
+            return answers.note("How much memory this takes is known once the model is loaded.")
+        itemsize = engine.loaded.dtype.itemsize if engine else FLOAT32
+        return answers.note(analysing.looked_ahead(spec, itemsize, settings))
     except PopError as error:
         return answers.note(str(error), "problem")
-    tokens = settings.prompt_tokens + settings.new_tokens
-    if spec is None:
-        return answers.note("How much memory this takes is known once the model is loaded.")
-    itemsize = engine.loaded.dtype.itemsize if engine else 4
-    need = analysis_bytes(spec, tokens - 1, settings.new_tokens, itemsize, recompute=False)
-    total = f"{count(settings.samples, 'sample')} of {tokens:,} tokens"
-    return answers.note(
-        f"{total}; about {gigabytes(need)} of memory beside the model, or less if layers must be computed twice."
-    )
 
 
 def wire(demo: gr.Blocks, c: dict, r: dict) -> None:
     """Connect the events. Events that run a model take turns; the others answer at once."""
     everything = c | r
-    events = ModelEvents(everything, NAMES, OUTPUTS)
-    events.connect([c["run"].click], analysing.run)
-    events.connect_stop(demo)
+    events, tolerance = ModelEvents(everything, NAMES, OUTPUTS), [r["result"], r["tolerance"]]
 
     def named(update: dict) -> dict:
         return {everything[name]: value for name, value in update.items()}
 
-    def chosen(result, tolerance):
+    def chosen(result, tolerance, request: gr.Request):
+        if working(request):  # the figure sharpens meanwhile; at its end the tolerance counts
+            return gr.skip()
         try:
             return named(analysing.chosen(result, tolerance) | {"alert": ""})
         except PopError as error:
             return named({"alert": answers.alert(explain(error))})
+
+    def moved_meanwhile(result, tolerance):
+        """The slider may have moved while the analysis ran with what it was before."""
+        try:
+            if analysing.read_tolerance(tolerance) != result["tolerance"]:
+                return named(analysing.chosen(result, tolerance))
+        except PopError as error:
+            explain(error)
+        return gr.skip()
+
+    def picked_in(model, tolerance, request: gr.Request):
+        return gr.skip() if working(request) else named(picked(model, tolerance))
 
     def opened(request: gr.Request):
         if "model" not in request.query_params:
@@ -179,18 +182,20 @@ def wire(demo: gr.Blocks, c: dict, r: dict) -> None:
         return gr.update(value=analysing.report_file(result, tolerance, str(request.session_hash)), visible=True)
 
     outputs = [everything[name] for name in OUTPUTS]
-    c["model"].input(lambda *values: named(picked(*values)), [c["model"], r["tolerance"]], outputs, **AT_ONCE)
+    shown = [r[name] for name in ("alert", *FIGURES)]
+    events.connect([c["run"].click], analysing.run).then(moved_meanwhile, tolerance, shown, **AT_ONCE)
+    events.connect_stop(demo)
+    c["model"].input(picked_in, [c["model"], r["tolerance"]], outputs, **AT_ONCE)
     c["source"].change(
         lambda source: (gr.update(visible=source == OWN_TEXT), gr.update(visible=source == FILE)),
         c["source"],
         [c["own"], c["file"]],
         **AT_ONCE,
     )
-    ahead = [c[name] for name in ("model", "samples", "prompt_tokens", "new_tokens")]
+    ahead = [c[name] for name in ("model", "samples", "prompt_tokens", "new_tokens", "ablated")]
     gr.on([part.change for part in ahead], looked_ahead, ahead, c["ahead"], trigger_mode="always_last", **AT_ONCE)
-    shown = [r[name] for name in ("alert", *FIGURES)]
-    r["tolerance"].change(chosen, [r["result"], r["tolerance"]], shown, trigger_mode="always_last", **AT_ONCE)
-    r["make_report"].click(reported, [r["result"], r["tolerance"]], r["report"], **AT_ONCE)
+    r["tolerance"].change(chosen, tolerance, shown, trigger_mode="always_last", **AT_ONCE)
+    r["make_report"].click(reported, tolerance, r["report"], **AT_ONCE)
     demo.load(opened, None, [c["model"], *outputs], **AT_ONCE)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import gradio as gr
 
+from pop_core import recorded
 from pop_core.errors import PopError
 
 from .background import watch
@@ -21,6 +22,7 @@ MODEL_QUEUE = {"concurrency_id": "model", "concurrency_limit": 1}  # of every ev
 MAX_CHARACTERS = 200_000  # of a prompt
 DEFAULT_MODEL = "smollm2"
 EMBEDDED = {"smollm2": "SmolLM2-135M-Instruct", "gemma3-270m": "Gemma-3-270M (base)"}
+IMPORTANCE = {name: recorded.load(recorded.RECORDED / f"importance-{name}.json") for name in EMBEDDED}
 BEGINNING = 0.0, "Loading the model"
 HUB_NAME = r"(https?://)?[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)+/?"
 
@@ -66,6 +68,12 @@ class Models:
 
 
 MODELS = Models()
+
+
+def spec_of(model):
+    """The shape of a model in memory or of an embedded one; None for one that nobody has loaded yet."""
+    engine = MODELS.loaded(model)
+    return engine.spec if engine else IMPORTANCE[model][1] if model in tuple(EMBEDDED) else None
 
 
 def watch_loading(name: str, stop: threading.Event) -> Iterator[tuple[float, str]]:

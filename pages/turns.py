@@ -108,6 +108,11 @@ def failure(error: Exception) -> dict:
     return {"alert": answers.alert(sentence), "status": answers.status("Nothing was changed", "error")}
 
 
+def working(request: gr.Request) -> bool:
+    """Whether work of this page is under way; what it shows then must not be painted over."""
+    return STOPS.working(str(request.session_hash))
+
+
 def names_of(read: Callable) -> tuple[str, ...]:
     """The parameters of the function that reads a page's settings, in their order."""
     return tuple(inspect.signature(read).parameters)

@@ -14,8 +14,6 @@ from pathlib import Path
 from .errors import Cancelled, PopError
 from .plan import FITTED, OWN, Plan, PrefillCut, whole_number
 
-ALL = -1  # samples, for `--ablation` without a number
-
 
 class Parser(argparse.ArgumentParser):
     """argparse, with one sentence instead of the usage in front of an error."""
@@ -59,7 +57,7 @@ def build_parser() -> Parser:
     importance.add_argument("--text", metavar="FILE", help="instead of the bundled calibration text")
     _counts(importance, samples=32, prompt_tokens=128, new_tokens=32, seed=0)
     importance.add_argument(
-        "--ablation", type=_count, nargs="?", const=ALL, default=0, metavar="N",
+        "--ablation", type=_count, nargs="?", const=True, default=0, metavar="N",
         help="really leave out each layer, on all samples or on N of them",
     )  # fmt: skip
     importance.add_argument("--tolerance", type=float, help="share of prefill importance a cutoff may skip")
@@ -119,7 +117,8 @@ def _count(text: str) -> int:
     try:
         return whole_number(text, "value")
     except PopError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        kind = "too large" if text.strip().lstrip("-").isdigit() else "not a whole number"
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is {kind}") from None
 
 
 def _generate(options) -> dict:
@@ -152,11 +151,12 @@ def _quality(options) -> dict:
 def _importance(options) -> dict:
     from . import calibration
     from .analysis import analyse_steps
-    from .importance import TOLERANCE
+    from .importance import TOLERANCE, checked_tolerance
     from .quality import text_segments
 
+    tolerance = TOLERANCE if options.tolerance is None else checked_tolerance(options.tolerance)
+    text = calibration.read_all() if options.text is None else _file(options.text)
     engine = _load(options)
-    text = _file(options.text) if options.text else calibration.read_all()
     counts = options.prompt_tokens, options.new_tokens, options.samples
     samples = text_segments(engine, text, *counts, spread=True)
     with _interruptible() as checkpoint:
@@ -165,28 +165,34 @@ def _importance(options) -> dict:
             samples,
             options.prompt_tokens,
             seed=options.seed,
-            ablation=options.samples if options.ablation == ALL else options.ablation,
-            tolerance=TOLERANCE if options.tolerance is None else options.tolerance,
+            ablation=options.samples if options.ablation is True else options.ablation,
+            tolerance=tolerance,
             recompute=options.recompute,
             text=options.text or "calibration text, all kinds",
             checkpoint=checkpoint,
         )
         for progress in steps:
-            done = progress.done if progress.phase != "done" else progress.total
-            _progress(done / progress.total, f"{progress.phase}: {progress.done} of {progress.total} samples")
-    return progress.snapshot().to_dict()
+            done = f"{progress.phase}: {progress.done} of {progress.total} samples"
+            _progress(progress.done / progress.total, done)
+        return progress.snapshot().to_dict()
 
 
 @contextmanager
 def _interruptible():
-    """A checkpoint that Ctrl-C turns into `Cancelled`, so that what was done until then is still printed."""
+    """A checkpoint that Ctrl-C turns into `Cancelled`, so that what was done until then is still printed; a second
+    Ctrl-C ends the program at once."""
     pressed = []
 
     def checkpoint() -> None:
         if pressed:
             raise Cancelled
 
-    before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
+    def press(*_) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(True)
+
+    before = signal.signal(signal.SIGINT, press)
     try:
         yield checkpoint
     finally:
@@ -250,7 +256,7 @@ def _text(options) -> str:
 
 def _file(name: str) -> str:
     try:
-        return Path(name).read_text(encoding="utf-8")
+        return Path(name).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise PopError(f"The file '{name}' cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:

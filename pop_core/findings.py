@@ -11,6 +11,7 @@ from .importance import BRANCHES, STAGES, kl_at, ratios, recommend, skipped_shar
 from .sentences import count, date, duration, times
 
 FEW_SAMPLES = 8
+NOISE_KL = 1e-6  # a divergence below this is what float32 makes of nothing
 LEAN = 1.1  # a depth contrast closer to 1 than this is called no change
 ALIKE, BROADLY = 0.8, 0.5  # rank correlations from which two orders are called nearly alike, or alike broadly
 LONGEST_PIECE = 12  # characters of a token that are shown
@@ -46,7 +47,8 @@ def _carried(layers: list[dict], cutoff: int | None) -> str:
     free = cutoff is None or cutoff > last  # nothing is cut off: look at the last third
     start = third if free else max(0, cutoff)
     named = f"layer {last}" if start == last else f"layers {start}-{last}"
-    who = f"The last third, {named}," if free else named.capitalize()
+    part = "third" if len(layers) > 2 else "half"
+    who = f"The last {part}, {named}," if free else named.capitalize()
     read, wrote = (_sum(layers[start:], stage) / _sum(layers, stage) for stage in STAGES)
     verb = "carries" if free or start == last else "carry"
     said = f"{who} {verb} {percent(read)} of the reading importance and {percent(wrote)} of the writing importance"
@@ -110,7 +112,8 @@ def _cost(result: dict, cutoff: int) -> str:
     kl, how = kl_at(result["cut_kl"], cutoff), f"own projections on {count(result['cut_samples'], 'sample')}"
     if kl is None:
         return f"its KL, measured with {how}, is not a finite number"
-    return f"it cost {plain(kl)} nats of KL per written token, measured with {how}"
+    cost = f"{plain(kl)} nats of KL per written token" if kl > NOISE_KL else "no KL beyond rounding errors"
+    return f"it cost {cost}, measured with {how}"
 
 
 def why_no_shares(layers: list[dict]) -> str:
@@ -206,11 +209,39 @@ def visible(piece: str) -> str:
     return (clear if len(clear) <= LONGEST_PIECE else clear[: LONGEST_PIECE - 1] + "…") or "∅"
 
 
+def caption(result: dict) -> str:
+    """Whose numbers these are, for the line above the figures."""
+    return (
+        f"{result['model']}: {_done(result)} of {result['prompt_tokens']} + {result['new_tokens']} tokens, "
+        f"{date(result['date'])}, {result['machine']}"
+    )
+
+
+def ending(result: dict) -> str:
+    """How an analysis ended, for the line of its status."""
+    if result["complete"]:
+        return f"Done: your own analysis of {result['model']}, made just now"
+    done = count(result["samples"], "sample")
+    if result["stopped_in"] == "cutoffs":
+        return f"Stopped: the gates are those of all {done}, what a cutoff costs is not measured on all it should be"
+    if result["stopped_in"] == "ablation":
+        on = result["ablation"]["samples"] if result["ablation"] else 0
+        return f"Stopped: the gates are those of all {done}, ablation is on {count(on, 'sample')}"
+    return f"Stopped: the result is that of {result['samples']:,} of {count(result['requested'], 'sample')}"
+
+
+def _done(result: dict) -> str:
+    """How many samples, and of how many if it was stopped before."""
+    if result["samples"] == result["requested"]:
+        return count(result["samples"], "sample")
+    return f"{result['samples']:,} of {count(result['requested'], 'sample')}"
+
+
 def facts(result: dict) -> list[tuple[str, str]]:
     """What was analysed and on what, as (name, value)."""
-    done = count(result["samples"], "sample")
+    done = _done(result)
     if not result["complete"]:
-        done = f"{result['samples']:,} of {count(result['requested'], 'sample')}, stopped early"
+        done += f", stopped in the phase of the {result['stopped_in']}"
     loss, cost = result["loss"], result["forward_equivalents"]
     spent = duration(result["seconds"])
     ablation = result["ablation"]

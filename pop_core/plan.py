@@ -79,7 +79,7 @@ LIMIT = 2**63  # of any count or seed
 
 def whole_number(value, name: str) -> int:
     """`value` as an int. Raises `PopError` for text, nan, infinities, fractions and what does not fit 64 bits."""
-    shown = repr(value)[:40]
+    shown = "empty" if value is None else repr(value)[:40]
     try:
         number = Decimal(str(value))  # exact for every int, float and numeral
     except (ArithmeticError, ValueError):

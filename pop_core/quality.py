@@ -44,7 +44,7 @@ def text_segments(
     meet. Raises `PopError` when the text is too short or a piece longer than
     the model's context.
     """
-    for number, name in ((prompt_tokens, "prompt tokens"), (new_tokens, "new tokens"), (count, "segments")):
+    for number, name in ((prompt_tokens, "prompt tokens"), (new_tokens, "new tokens"), (count, "pieces")):
         if number < 1:
             raise PopError(f"The number of {name} is {number}; it must be at least 1.")
     engine.check_length(prompt_tokens, new_tokens)

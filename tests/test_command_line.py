@@ -104,6 +104,18 @@ def test_ctrl_c_prints_the_samples_done(command, text, monkeypatch):
     assert result["samples"] == 2 and not result["complete"]
 
 
+def test_a_second_ctrl_c_ends_it_at_once(folder, text, monkeypatch):
+    def press(fraction, message):
+        if message.startswith("gates: 1"):
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("pop_core.__main__._progress", press)
+    handler = signal.getsignal(signal.SIGINT)
+    assert main(["importance", "--model", folder, "--text", text, *COUNTS]) == 130
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
 def test_importance_reads_the_bundled_text_and_can_be_read(folder, capsys):
     assert main(["importance", "--model", folder, *COUNTS, "--samples", "1"]) == 0
     assert "recommended_cutoff: " in capsys.readouterr().out
@@ -119,7 +131,10 @@ def test_importance_reads_the_bundled_text_and_can_be_read(folder, capsys):
         (["--new-tokens", "0"], "at least 1"),
         (["--prompt-tokens", "127"], "together at most 128"),
         (["--ablation", "4"], "0 to 3"),
-        (["--ablation", "-2"], "0 to 3"),
+        (["--ablation", "-1"], "0 to 3"),
+        (["--seed", "-1"], "must not be negative"),
+        (["--seed", "9" * 30], "too large"),
+        (["--text", ""], "cannot be read"),
         (["--ablation", "half"], "not a whole number"),
         (["--tolerance", "1.5"], "from 0 to 1"),
         (["--tolerance", "nan"], "from 0 to 1"),

@@ -10,6 +10,7 @@ from pop_core import findings, importance
 from pop_core.findings import (
     ablation_sentence,
     curve_sentence,
+    ending,
     facts,
     layers_sentence,
     percent,
@@ -156,8 +157,20 @@ def test_the_heaviest_token_and_the_share_of_writing_are_right():
 
 def test_a_stopped_analysis_says_so():
     assert dict(facts(made()))["Samples"] == "12 samples"
-    stopped = dict(facts(made() | {"samples": 1, "requested": 12, "complete": False, "forward_equivalents": None}))
-    assert stopped["Samples"] == "1 of 12 samples, stopped early" and stopped["Cost"] == "12 seconds"
+    stopped = dict(
+        facts(
+            made()
+            | {"samples": 1, "requested": 12, "complete": False, "forward_equivalents": None, "stopped_in": "gates"}
+        )
+    )
+    assert (
+        stopped["Samples"] == "1 of 12 samples, stopped in the phase of the gates" and stopped["Cost"] == "12 seconds"
+    )
+    assert ending(made() | {"complete": False, "samples": 1, "stopped_in": "gates"}).endswith("of 1 of 12 samples")
+    assert "all 12 samples" in ending(made() | {"complete": False, "stopped_in": "cutoffs"})
+    on = made()["ablation"]["samples"]
+    assert f"ablation is on {on} sample" in ending(made() | {"complete": False, "stopped_in": "ablation"})
+    assert "own analysis of " in ending(made())
     assert dict(facts(made() | {"loss": math.nan}))["Loss of the drawn labels"] == "n/a"
 
 

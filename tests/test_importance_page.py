@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tiny_files import tiny_folder
 
-from pages import analysing, importance, links, turns
+from pages import analysing, importance, links, shared, turns
 from pop_core import calibration
 from pop_core.errors import PopError
 
@@ -166,19 +166,34 @@ def test_the_link_sets_the_model_and_the_cutoff_of_the_first_page(raw):
 
 
 def test_recorded_results_are_shown_without_loading_a_model():
-    for name in importance.RECORDED:
+    for name in shared.IMPORTANCE:
         shown = importance.picked(name, 5)
-        assert "Recorded on" in shown["status"] and f"model={name}" in shown["choice"]
+        assert "Recorded with" in shown["status"] and f"model={name}" in shown["choice"]
     assert "no recorded result" in importance.picked("owner/name", 5)["status"]
 
 
 def test_what_an_analysis_needs_is_said_before():
-    ahead = importance.looked_ahead("smollm2", 16, 128, 32)
+    ahead = importance.looked_ahead("smollm2", 16, 128, 32, 0)
     assert "16 samples of 160 tokens" in ahead and "GB of memory" in ahead
-    assert "must be between 1 and 500" in importance.looked_ahead("smollm2", 0, 128, 32)
-    assert "once the model is loaded" in importance.looked_ahead("owner/name", 16, 128, 32)
+    assert "must be between 1 and 500" in importance.looked_ahead("smollm2", 0, 128, 32, 0)
+    assert "once the model is loaded" in importance.looked_ahead("owner/name", 16, 128, 32, 0)
 
 
 def test_the_report_is_one_file_that_needs_no_network(raw):
     text = Path(analysing.report_file(run(raw)["result"], 5, "s")).read_text(encoding="utf-8")
     assert "Plotly.newPlot" in text and "<script src" not in text
+
+
+def test_a_new_tolerance_takes_the_report_of_the_old_one_away(raw):
+    assert analysing.chosen(run(raw)["result"], 20)["report"]["visible"] is False
+
+
+def test_the_line_above_the_figures_says_whose_they_are(raw):
+    shown = run(raw)
+    assert Path(raw["model"]).name in shown["caption"] and "3 samples of 10 + 4 tokens" in shown["caption"]
+    assert "smollm2: 200 samples" in importance.picked("smollm2", 5)["caption"]
+
+
+def test_a_lossless_cutoff_costs_nothing(raw):
+    result = run(raw)["result"]
+    assert "no KL beyond rounding errors" in analysing.chosen(result, 0)["curve_note"]

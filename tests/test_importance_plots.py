@@ -68,6 +68,7 @@ def made(layers: int = 6, tokens: int = 9, ablation: bool = True, seed: int = 0)
         "date": "2026-11-29T18:42:11+00:00",
         "versions": {},
         "complete": True,
+        "stopped_in": None,
         "notices": [],
     }
 

@@ -27,7 +27,7 @@ def cutoff_of(page) -> str:
 
 def test_a_recorded_result_is_there_at_once(address, tab):
     page = open_page(tab, address)
-    expect(page.locator("#status")).to_contain_text("Recorded on")
+    expect(page.locator("#status")).to_contain_text("Recorded with")
     expect(page.locator("#layers_note")).to_contain_text("of the reading importance")
     for figure in ("curve", "ablation", "tokens"):
         expect(page.locator(f"#{figure} .main-svg").first).to_be_attached()
@@ -55,6 +55,9 @@ def test_the_tolerance_moves_the_cutoff(address, tab):
     page.keyboard.press("Tab")
     expect(page.locator("#use")).not_to_contain_text("cutoff 29")
     assert int(cutoff_of(page)) < 15
+    page.fill("#tolerance input[type=number]", "")
+    page.keyboard.press("Tab")
+    expect(page.locator("#alert")).to_contain_text("must be a number from 0 to 100 percent")
 
 
 def test_stop_keeps_the_samples_that_are_done(address, tab):
@@ -69,7 +72,7 @@ def test_stop_keeps_the_samples_that_are_done(address, tab):
 
 def test_mistakes_are_sentences_and_nothing_is_lost(address, tab):
     page = open_page(tab, address)
-    before = page.inner_text("#layers_note")
+    before = page.inner_text("#layers_note p")
     page.click("#source input")
     page.get_by_role("option", name="My own text").click()
     page.fill("#own textarea", "too short")
@@ -80,13 +83,16 @@ def test_mistakes_are_sentences_and_nothing_is_lost(address, tab):
     run_and_wait(page)
     expect(page.locator("#alert")).to_contain_text("must be between 1 and 500")
     assert page.input_value("#own textarea") == "too short"
-    assert page.inner_text("#layers_note") == before
+    assert page.inner_text("#layers_note p") == before
 
 
 def test_another_recorded_model_and_a_link_to_it(address, tab):
     page = open_page(tab, address, "?model=gemma3-270m")
     expect(page.locator("#status")).to_contain_text("--model gemma3-270m")
     expect(page.locator("#use")).to_have_attribute("href", re.compile("model=gemma3-270m"))
+    page.click("#use")
+    expect(page.locator("#cutoff input[type=range]")).to_have_attribute("max", "18", timeout=30_000)
+    expect(page.locator("#forecast")).to_contain_text("of 18 layers for the prompt")
 
 
 def test_the_table_and_the_downloads(address, tab):
@@ -100,6 +106,9 @@ def test_the_table_and_the_downloads(address, tab):
         page.click("#report")
     text = download.value.path().read_text(encoding="utf-8")
     assert "<html" in text and "Plotly.newPlot" in text
+    page.fill("#tolerance input[type=number]", "20")
+    page.keyboard.press("Tab")
+    expect(page.locator("#report")).to_be_hidden()  # it was made for another tolerance
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
