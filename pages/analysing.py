@@ -117,6 +117,7 @@ def perform(raw: dict, stop: threading.Event, session: str) -> Iterator[dict]:
     settings = read_settings(**raw)
     engine = yield from statuses(watch_loading(settings.model, stop))
     yield {"notices": answers.note(" ".join(engine.loaded.notices))}
+    drawn = None
     for progress, snapshot in analysis_progress(engine, settings, stop):
         if progress.phase == "done":
             result = snapshot.to_dict()
@@ -126,7 +127,8 @@ def perform(raw: dict, stop: threading.Event, session: str) -> Iterator[dict]:
                 | {"status": answers.status(findings.ending(result), "done" if result["complete"] else "stopped")}
             )
         else:
-            yield so_far(progress, snapshot)
+            yield so_far(progress, snapshot if snapshot is not drawn else None)
+            drawn = snapshot
 
 
 def analysis_progress(engine, settings: Settings, stop: threading.Event):
@@ -158,7 +160,7 @@ def analysis_progress(engine, settings: Settings, stop: threading.Event):
 
 
 def so_far(progress, snapshot) -> dict:
-    """The status line, and the heatmap as it sharpens."""
+    """The status line and, with a new snapshot, the heatmap as it sharpens."""
     left = "" if progress.seconds_left is None else f", about {duration(progress.seconds_left)} left"
     text = f"{PHASES[progress.phase]}: {progress.done} of {count(progress.total, 'sample')}{left}"
     update = {"status": answers.status(text, fraction=progress.done / progress.total)}

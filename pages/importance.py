@@ -151,25 +151,25 @@ def wire(demo: gr.Blocks, c: dict, r: dict) -> None:
     def named(update: dict) -> dict:
         return {everything[name]: value for name, value in update.items()}
 
-    def chosen(result, tolerance, request: gr.Request):
-        if working(request):  # the figure sharpens meanwhile; at its end the tolerance counts
+    def when_idle(show, *values, request: gr.Request):
+        """What the values show; while an analysis is under way its own figures stay."""
+        if working(request):
             return gr.skip()
         try:
-            return named(analysing.chosen(result, tolerance) | {"alert": ""})
+            return named(show(*values))
         except PopError as error:
             return named({"alert": answers.alert(explain(error))})
 
-    def moved_meanwhile(result, tolerance):
-        """The slider may have moved while the analysis ran with what it was before."""
-        try:
-            if analysing.read_tolerance(tolerance) != result["tolerance"]:
-                return named(analysing.chosen(result, tolerance))
-        except PopError as error:
-            explain(error)
-        return gr.skip()
+    def chosen(result, tolerance, request: gr.Request):
+        return when_idle(lambda *two: analysing.chosen(*two) | {"alert": ""}, result, tolerance, request=request)
 
     def picked_in(model, tolerance, request: gr.Request):
-        return gr.skip() if working(request) else named(picked(model, tolerance))
+        return when_idle(picked, model, tolerance, request=request)
+
+    def moved_meanwhile(result, tolerance, request: gr.Request):
+        """The slider may have moved while the analysis ran with what it was before."""
+        moved = tolerance != 100 * result["tolerance"]
+        return when_idle(analysing.chosen, result, tolerance, request=request) if moved else gr.skip()
 
     def opened(request: gr.Request):
         if "model" not in request.query_params:

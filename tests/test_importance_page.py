@@ -197,3 +197,15 @@ def test_the_line_above_the_figures_says_whose_they_are(raw):
 def test_a_lossless_cutoff_costs_nothing(raw):
     result = run(raw)["result"]
     assert "no KL beyond rounding errors" in analysing.chosen(result, 0)["curve_note"]
+
+
+def test_the_heatmap_is_drawn_again_only_when_the_samples_have_doubled(raw, monkeypatch):
+    def every_post(work, stop):
+        posted = []
+        work(posted.append, lambda: None)
+        yield from posted
+
+    monkeypatch.setattr(analysing, "watch", every_post)
+    updates = list(analysing.run(raw | {"samples": 20, "ablated": 0}, {}, threading.Event(), "s"))
+    assert sum("status" in update for update in updates) > 20
+    assert sum("layers" in update for update in updates) == 6  # after 1, 2, 4, 8 and 16 samples, and at the end
