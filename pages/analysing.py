@@ -179,7 +179,7 @@ def shown(result: dict, tolerance) -> dict:
         "ablation": importance_plots.ablation_figure(result),
         "ablation_note": answers.note(findings.ablation_sentence(result)),
         "tokens": importance_plots.tokens_figure(result),
-        "tokens_note": answers.note(findings.tokens_sentence(result)),
+        "tokens_note": answers.note(f"{findings.tokens_sentence(result)} Scroll the map sideways for all its tokens."),
         "table": dict(zip(("headers", "data"), importance_table.display_rows(result), strict=True)),
         "facts": answers.fact_list(findings.facts(result), result["notices"]),
         "result": result,
@@ -215,7 +215,9 @@ def looked_ahead(spec, itemsize: int, settings: Settings) -> str:
     if settings.ablated:
         need = max(need, ablation_bytes(spec, tokens - 1, labels))
     total = f"{count(settings.samples, 'sample')} of {tokens:,} tokens"
-    return f"{total}; about {gigabytes(need)} of memory beside the model, or less if layers must be computed twice."
+    return (
+        f"{total}; about {gigabytes(need)} of memory beside the model, or less, but slower, if layers are recomputed."
+    )
 
 
 def data_files(result: dict, session: str) -> dict:

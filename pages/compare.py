@@ -140,8 +140,17 @@ def opened(request: gr.Request):
             f"{sentence} The link's cutoff is {cut.cutoff}, but {model} has {layers} layers; the default is used."
         )
         cut = replace(cut, cutoff=default_plan(layers).prefill.cutoff)
-    cutoff = gr.update(maximum=layers, value=cut.cutoff)
-    return model, cutoff, cut.kv, cut.sinks, cut.boundary, answers.alert(sentence.strip())
+    shown = answers.alert(sentence.strip()), linked_status(model, cut.cutoff)
+    return model, gr.update(maximum=layers, value=cut.cutoff), cut.kv, cut.sinks, cut.boundary, *shown
+
+
+def linked_status(model: str, cutoff: int) -> str:
+    below = RECORDED["pruned"]["plan"]["prefill"]["cutoff"]
+    text = (
+        f"Set by a link: cutoff {cutoff} of {model}; press Run. Below, {DEFAULT_MODEL} at cutoff {below}, recorded on "
+        f"{RECORDED['machine']}, {date(RECORDED['date'])}"
+    )
+    return answers.status(text, "recorded")
 
 
 def wire(demo: gr.Blocks, c: dict, r: dict) -> None:
@@ -159,7 +168,7 @@ def wire(demo: gr.Blocks, c: dict, r: dict) -> None:
     gr.on(moved, looked_ahead, ahead, c["forecast"], trigger_mode="always_last", **AT_ONCE)
     filled = c["example"].input(chosen_example, c["example"], [c["prompt"], c["max_new_tokens"]], **AT_ONCE)
     filled.then(looked_ahead, ahead, c["forecast"], **AT_ONCE)
-    demo.load(opened, None, [*(c[name] for name in ("model", *PLAN)), r["alert"]], **AT_ONCE)
+    demo.load(opened, None, [*(c[name] for name in ("model", *PLAN)), r["alert"], r["status"]], **AT_ONCE)
     gr.api(api.compare, api_name="compare", **MODEL_QUEUE)
 
 

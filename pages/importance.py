@@ -19,9 +19,9 @@ OUTPUTS = ("alert", "status", "notices", *FIGURES, *REST)
 FLOAT32 = 4  # bytes a number, of an embedded model that is not loaded yet
 INTRO = """<header class="intro"><p class="brand">POP Studio</p>
 <h1>Which layers read, and which write</h1>
-<p>A virtual gate on every branch of every layer measures how much the answer depends on it: once for the tokens of the
-prompt (reading, or prefill), once for those that are written (writing, or decode). A layer that reading hardly needs
-can be skipped while reading.</p></header>"""
+<p>How much does an answer depend on each layer: while the model reads your prompt (prefill), and while it writes
+(decode)? A virtual gate on every branch measures it. Layers that reading hardly needs can be skipped there, so that the
+first word comes sooner.</p></header>"""
 
 
 def form() -> dict:
@@ -72,6 +72,10 @@ def results() -> dict:
     def words(name: str) -> None:
         r[name] = gr.HTML(show[name], elem_classes="plain", elem_id=name)
 
+    def heading(text: str) -> None:
+        gr.HTML(f'<h2 class="figure">{text}</h2>', elem_classes="plain")
+
+    heading("What each layer matters to")
     words("caption")
     r["preview"] = gr.HTML(layers_preview(IMPORTANCE[DEFAULT_MODEL][0]), elem_classes="plain")
     plot("layers")
@@ -90,11 +94,13 @@ def results() -> dict:
         with gr.Column(scale=2, min_width=220):
             words("choice")
     with gr.Row(elem_classes="pair"):
-        for name in ("curve", "ablation"):
+        for name, title in (("curve", "What a cutoff skips"), ("ablation", "Really leaving each layer out")):
             with gr.Column(min_width=300):
+                heading(title)
                 plot(name)
                 words(f"{name}_note")
-    with gr.Column(elem_classes="sideways"):
+    heading("One sample, token by token")
+    with gr.Column(elem_classes="sideways", elem_id="sideways"):
         plot("tokens")
     words("tokens_note")
     with gr.Accordion("The numbers as a table", open=False, elem_id="numbers"):

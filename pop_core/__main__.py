@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, Cancelled):
         print("stopped", file=sys.stderr)
         return 130
-    print(json.dumps(result, allow_nan=False) if options.json else _readable(result))
+    print(json.dumps(result, allow_nan=False) if options.json else options.show(result))
     return 0
 
 
@@ -55,12 +55,15 @@ def build_parser() -> Parser:
 
     importance = _command(commands, "importance", _importance, "how much each layer matters to reading and to writing")
     importance.add_argument("--text", metavar="FILE", help="instead of the bundled calibration text")
+    importance.set_defaults(show=_importance_text)
     _counts(importance, samples=32, prompt_tokens=128, new_tokens=32, seed=0)
     importance.add_argument(
         "--ablation", type=_count, nargs="?", const=True, default=0, metavar="N",
         help="really leave out each layer, on all samples or on N of them",
     )  # fmt: skip
-    importance.add_argument("--tolerance", type=float, help="share of prefill importance a cutoff may skip")
+    importance.add_argument(
+        "--tolerance", type=float, help="share of the prefill importance that a cutoff may skip, such as 0.05"
+    )
     importance.add_argument(
         "--recompute", action=argparse.BooleanOptionalAction, help="compute layers again instead of keeping them"
     )
@@ -76,7 +79,7 @@ def build_parser() -> Parser:
 
 def _command(commands, name: str, run, help: str) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=help)
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, show=_readable)
     command.add_argument("--model", default="smollm2", help="smollm2, gemma3-270m, a hub id, a folder or a .gguf file")
     command.add_argument("--device", default="auto")
     command.add_argument("--dtype", default="auto")
@@ -110,7 +113,7 @@ def _prompt_options(command) -> None:
 
 def _counts(command, **defaults: int) -> None:
     for name, default in defaults.items():
-        command.add_argument("--" + name.replace("_", "-"), type=_count, default=default)
+        command.add_argument("--" + name.replace("_", "-"), type=_count, default=default, help="default %(default)s")
 
 
 def _count(text: str) -> int:
@@ -175,6 +178,15 @@ def _importance(options) -> dict:
             done = f"{progress.phase}: {progress.done} of {progress.total} samples"
             _progress(progress.done / progress.total, done)
         return progress.snapshot().to_dict()
+
+
+def _importance_text(result: dict) -> str:
+    from .importance import speedup_at
+    from .importance_table import readable
+
+    cutoff = result["recommended_cutoff"]
+    speedup = speedup_at(result["predicted"], cutoff)
+    return readable(result, cutoff, result["tolerance"], speedup, result["predicted_tokens"])
 
 
 @contextmanager

@@ -32,8 +32,8 @@ def layers_sentence(result: dict, cutoff: int | None) -> str:
     parts = [_carried(layers, cutoff), _depth(layers)]
     if len(layers) > 1 and not total(layers[-1], "prefill"):
         parts.append(
-            f"The last layer, {len(layers) - 1}, has a reading importance of exactly 0: later tokens use nothing of it "
-            f"but keys and values, which come from its input."
+            f"The last layer, {len(layers) - 1}, has a reading importance of exactly 0: later tokens see only its keys "
+            f"and values, which are made before the layer does its work."
         )
     return " ".join(part for part in parts if part)
 
@@ -130,9 +130,11 @@ def ablation_sentence(result: dict) -> str:
     """Under the ablation: how well the gates, and ShortGPT's block influence, foretell it."""
     ablation = result["ablation"]
     if not ablation:
+        if result["stopped_in"]:
+            return "Stopped before layers were really left out, so the gates are not held against that here."
         return (
-            "Whether the gates foretell what really leaving out a layer does was not measured; ask for ablation on a "
-            "few samples when starting an analysis."
+            "What really leaving out each layer does was not measured: set “Really leave out each layer” under "
+            "Advanced (--ablation on the command line) to a few samples, and run again."
         )
     over = f"{count(len(result['layers']), 'layer')}, {count(ablation['samples'], 'sample')}"
     gates = [result["spearman_prefill"], result["spearman_decode"]]
@@ -140,8 +142,8 @@ def ablation_sentence(result: dict) -> str:
     known = any(value is not None for value in gates + influence)
     note = " 1 is the same order and 0 no relation." if known else " Too few layers, equal or unknown values: no ranks."
     return (
-        f"Each layer was also really left out, alone ({over}). Gates and that truth {_agreement(gates)}. "
-        f"The second opinion, ShortGPT's block influence, and that truth {_agreement(influence)}.{note}"
+        f"Each layer was also really left out, alone ({over}). The gates and this real effect {_agreement(gates)}. "
+        f"A simpler measure, ShortGPT's block influence, and the real effect {_agreement(influence)}.{note}"
     )
 
 
@@ -187,7 +189,7 @@ def tokens_sentence(result: dict) -> str:
     if whole and boundary:
         share = math.fsum(math.fsum(row[boundary:]) for row in deep) / whole
         where = "In the last third of the layers" if len(values) > 2 else "In the last layer"
-        said.append(f"{where} {percent(share)} of the map's sum lies in the boundary token and those after it.")
+        said.append(f"{where} {percent(share)} of the map's sum lies in the last prompt token and the written ones.")
     return " ".join([*said, caution])
 
 

@@ -107,9 +107,7 @@ def ablation_figure(result: dict, height: int = 300) -> go.Figure:
     """What really leaving out each layer does, while reading and while writing."""
     ablation = result["ablation"]
     if not ablation:
-        return sentence_figure(
-            "Not measured in this analysis; ask for ablation to see what really leaving out each layer does.", height
-        )
+        return sentence_figure("Not measured in this analysis.", height)
     columns = [ablation[f"{stage}_kl"] for stage in STAGES]
     low, high = log_range(columns[0] + columns[1])
     titles = tuple(f"Left out while {word} · KL, nats a token" for word in ("reading", "writing"))

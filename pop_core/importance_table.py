@@ -11,6 +11,7 @@ import math
 
 from .findings import (
     ablation_sentence,
+    caption,
     curve_sentence,
     facts,
     layers_sentence,
@@ -99,12 +100,12 @@ def report_html(result: dict, cutoff: int | None, tolerance: float, speedup: flo
             curve_figure,
             (tolerance, cutoff),
         ),
-        ("Really leaving layers out", ablation_sentence(result), ablation_figure, ()),
+        ("Really leaving layers out", ablation_sentence(result), ablation_figure if result["ablation"] else None, ()),
         ("One sample, token by token", tokens_sentence(result), tokens_figure, ()),
     )
     body = "".join(
-        f'<h2>{html.escape(name)}</h2>\n<p>{html.escape(sentence)}</p>\n<div class="figure">'
-        f"{_embedded(make(result, *options), f'figure-{at}')}</div>\n"
+        f"<h2>{html.escape(name)}</h2>\n<p>{html.escape(sentence)}</p>\n"
+        + ((make and f'<div class="figure">{_embedded(make(result, *options), f"figure-{at}")}</div>\n') or "")
         for at, (name, sentence, make, options) in enumerate(parts)
     )
     notes = [note for note in (uncertain(result), *result["notices"]) if note]
@@ -129,6 +130,20 @@ def report_html(result: dict, cutoff: int | None, tolerance: float, speedup: flo
 </body>
 </html>
 """
+
+
+def readable(result: dict, cutoff: int | None, tolerance: float, speedup: float | None, tokens: int) -> str:
+    """The table and its sentences as text for a terminal. Arguments as for `report_html`."""
+    names, rows = display_rows(result)
+    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (names, *rows)]
+    sentences = (
+        layers_sentence(result, cutoff),
+        curve_sentence(result, cutoff, tolerance, speedup, tokens),
+        ablation_sentence(result),
+        uncertain(result),
+    )
+    return "\n".join([caption(result), "", *lines, "", *filter(None, sentences)])
 
 
 def neutral(text: str) -> str:

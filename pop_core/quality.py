@@ -52,7 +52,8 @@ def text_segments(
     ids, size = encode_text(engine.loaded.tokenizer, text), prompt_tokens + new_tokens - len(bos)
     need = size + new_tokens * (count - 1) if spread else size * count
     if len(ids) < need:
-        raise PopError(f"The text has {len(ids):,} tokens; {count} pieces of {size} need at least {need:,}.")
+        how = "overlapping pieces" if spread else "pieces"
+        raise PopError(f"The text has {len(ids):,} tokens; {count} {how} of {size} tokens need at least {need:,}.")
     span, parts = (len(ids) - size, max(1, count - 1)) if spread else (size, 1)
     starts = [at * span // parts for at in range(count)]
     pieces = [bos + ids[start : start + size] for start in starts]

@@ -67,7 +67,7 @@ def test_the_same_settings_give_the_same_numbers(raw):
     [
         ({"own": "  \n"}, "The text is empty"),
         ({"own": None}, "The text is empty"),
-        ({"own": "too short"}, "tokens; 3 pieces of"),
+        ({"own": "too short"}, "tokens; 3 overlapping pieces of"),
         ({"own": "x" * 200_001}, "at most 200,000"),
         ({"source": "file"}, "No file was chosen"),
         ({"source": "<b>"}, "it must be one of"),

@@ -44,6 +44,16 @@ def test_a_small_analysis_and_its_cutoff_on_the_compare_page(address, tab):
     page.click("#use")
     expect(page.locator("#cutoff input[type=number]")).to_have_value(cutoff, timeout=30_000)
     assert "/importance" not in page.url
+    expect(page.locator("#status")).to_contain_text(f"Set by a link: cutoff {cutoff} of smollm2")
+
+
+def test_the_token_map_scrolls_to_its_end(address, tab):
+    for width in (1280, 390):
+        page = open_page(tab, address, width=width)
+        page.wait_for_selector("#tokens .heatmaplayer image", state="attached")
+        scroll = "(map) => { map.scrollLeft = 1e6; return map.scrollLeft; }"
+        assert page.locator("#sideways").evaluate(scroll) > 300
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_the_tolerance_moves_the_cutoff(address, tab):
