@@ -1,6 +1,6 @@
 """Record what the pages show when they open; each result says on what, when and with which command.
 
-`python scripts/record.py compare`: the default example under the default plan; wants a quiet machine.
+`python scripts/record.py [compare]`: the default example under the default plan; wants a quiet machine.
 `python scripts/record.py importance MODEL [ABLATED]`: 200 samples, layers left out on ABLATED of them (all by default).
 """
 
@@ -29,7 +29,7 @@ def record_comparison() -> None:
     sampling = Sampling(max_new_tokens=example["max_new_tokens"])
     result = compare(engine, example["prompt"], plan, sampling=sampling, repeats=REPEATS).to_dict()
     path = recorded.RECORDED / f"compare-{MODEL}.json"
-    recorded.save(path, result, engine.spec, "python scripts/record.py compare")
+    recorded.save(path, result, engine.spec, "python scripts/record.py")
     print(f"{path.relative_to(ROOT)}: prefill {result['prefill_speedup']:.2f}x, agreement {result['agreement']:.0%}")
 
 
@@ -45,7 +45,7 @@ def record_importance(model: str, ablated: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("compare", "importance"))
+    parser.add_argument("what", nargs="?", default="compare", choices=("compare", "importance"))
     parser.add_argument("model", nargs="?", default=MODEL)
     parser.add_argument("ablated", nargs="?", type=int, default=SAMPLES)
     chosen = parser.parse_args()
