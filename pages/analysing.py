@@ -103,7 +103,8 @@ def read_tolerance(percent) -> float:
     try:
         return importance.checked_tolerance(float(percent) / 100)
     except (TypeError, ValueError):
-        raise PopError(f"The tolerance is {str(percent)[:40]!r}; it must be a number from 0 to 100 percent.") from None
+        what = "empty" if percent is None else repr(str(percent)[:40])
+        raise PopError(f"The tolerance is {what}; it must be a number from 0 to 100 percent.") from None
 
 
 def run(raw: dict, previous: dict, stop: threading.Event, session: str) -> Iterator[dict]:
