@@ -164,26 +164,24 @@ class _Analysis:
         """One forward and one backward pass; some samples also get a plain forward, to know the cost."""
         decoder, ids = self.engine.decoder, self._ids(index)
         if index == 0:
-            self._plain(ids)  # warm-up of the same shapes
+            self._timed(lambda: self._plain(ids), [])  # warm-up of the same shapes
         if index % -(-len(self.samples) // TIMED) == 0:
-            self.plain_ms.append(self._timed(lambda: self._plain(ids)))
+            self._timed(lambda: self._plain(ids), self.plain_ms)
         options = sample_generator(self.seed, self.samples[index]), self.recompute, checkpoint
-        task = lambda: self.gates.append(gate_gradients(decoder, ids, self.boundary, *options))  # noqa: E731
-        self.gate_ms.append(self._timed(task))
+        gates = self._timed(lambda: gate_gradients(decoder, ids, self.boundary, *options), self.gate_ms)
+        self.gates.append(gates)
 
     def cut(self, index: int, checkpoint: Checkpoint) -> None:
         """What every cutoff from half the layers up really costs."""
         decoder, ids, lowest = self.engine.decoder, self._ids(index), self._lowest_cut
-        self.cut_ms.append(
-            self._timed(lambda: self.cuts.append(cut_divergence(decoder, ids, self.boundary, lowest, checkpoint)))
-        )
+        cuts = self._timed(lambda: cut_divergence(decoder, ids, self.boundary, lowest, checkpoint), self.cut_ms)
+        self.cuts.append(cuts)
 
     def leave_out(self, index: int, checkpoint: Checkpoint) -> None:
         """Ablation of one sample."""
         decoder, ids = self.engine.decoder, self._ids(index)
-        self.ablation_ms.append(
-            self._timed(lambda: self.ablations.append(ablate(decoder, ids, self.boundary, checkpoint)))
-        )
+        ablation = self._timed(lambda: ablate(decoder, ids, self.boundary, checkpoint), self.ablation_ms)
+        self.ablations.append(ablation)
 
     def _ids(self, index: int) -> torch.Tensor:
         return self.engine.token_ids(self.samples[index][:-1])  # nothing follows the last token that would count
@@ -192,10 +190,13 @@ class _Analysis:
     def _plain(self, ids: torch.Tensor) -> torch.Tensor:
         return gated_logits(self.engine.decoder, ids, self.boundary)
 
-    def _timed(self, task) -> float:
-        tokens = self.prompt_tokens + self.new_tokens
+    def _timed(self, task, spent: list[float]):
+        """What `task()` returns; its milliseconds join `spent`. Raises `NotEnoughMemory` if memory runs out in it."""
+        found, tokens = [], self.prompt_tokens + self.new_tokens
         sentence = f"Memory ran out with samples of {tokens:,} tokens; use shorter ones."
-        return memory.guarded(lambda: milliseconds(task, self.engine.loaded.device), sentence)
+        device = self.engine.loaded.device
+        spent.append(memory.guarded(lambda: milliseconds(lambda: found.append(task()), device), sentence))
+        return found[0]
 
     @property
     def _lowest_cut(self) -> int:

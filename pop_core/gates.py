@@ -16,7 +16,6 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint as recomputed
 
-from . import memory
 from .decoder import Decoder, Positions
 from .errors import PopError
 from .prefill import CausalAttention
@@ -58,14 +57,9 @@ def gate_gradients(
     the last prompt token; labels are drawn by `generator` from the predictions at `boundary .. T-1`. recompute: keep
     only the residual stream between layers and compute each layer again on the way back. The loss and the gates are in
     float32, or in the model's precision if that is higher. checkpoint: called at every layer, both ways; may raise to
-    abandon the sample. Raises `PopError` for predictions that are not finite, and
-    `NotEnoughMemory`.
+    abandon the sample. Raises `PopError` for predictions that are not finite. Whoever calls this guards against memory
+    that runs out (`memory.guarded`): only outside of this frame is the graph let go of.
     """
-    memory_ran_out = f"Memory ran out in the analysis of {ids.shape[1]:,} tokens; use shorter samples."
-    return memory.guarded(lambda: _both_ways(decoder, ids, boundary, generator, recompute, checkpoint), memory_ran_out)
-
-
-def _both_ways(decoder, ids, boundary, generator, recompute, checkpoint) -> GateGradients:
     # inference tensors cannot take part in a backward pass, so none is made here, whatever the caller is in
     with torch.inference_mode(False), torch.enable_grad():
         gates = ones(decoder, ids.shape[1]).requires_grad_()

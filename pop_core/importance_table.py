@@ -48,19 +48,6 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: 4px 24px; } dd 
 @media (max-width: 600px) { dl { grid-template-columns: 1fr; } dd { margin-bottom: 6px; } }"""
 
 
-def table(result: dict):
-    """A `pandas.DataFrame` of numbers, a row a layer; NaN for what is not finite and for what was not measured."""
-    import pandas  # here: half a second that a page need not wait for
-
-    columns = _columns(result)
-    return pandas.DataFrame(
-        {
-            NAMES[key]: [math.nan if value in (None, UNMEASURED) else value for value in values]
-            for key, values in columns.items()
-        }
-    )
-
-
 def display_rows(result: dict) -> tuple[list[str], list[list[str]]]:
     """(names, rows) of text to show, in three significant figures; no cell is blank."""
     columns = _columns(result)

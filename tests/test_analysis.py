@@ -275,6 +275,14 @@ def test_a_text_that_is_too_short_is_one_sentence_with_the_numbers(engine, sprea
         quality.text_segments(engine, "x" * (need - 1), 8, 3, 10, spread)
 
 
+@pytest.mark.parametrize("broken", ["gated_logits", "gate_gradients"])
+def test_memory_that_runs_out_in_the_gates_is_one_sentence_and_the_model_is_free(engine, monkeypatch, broken):
+    with monkeypatch.context() as patch, pytest.raises(NotEnoughMemory, match="use shorter ones"):
+        patch.setattr(analysis, broken, lambda *_: torch.empty(1 << 60))
+        analyse(engine, SAMPLES, PROMPT)
+    assert analyse(engine, SAMPLES, PROMPT).complete
+
+
 @pytest.mark.parametrize("phase, broken", [("cutoffs", "cut_divergence"), ("ablation", "ablate")])
 def test_memory_that_runs_out_after_the_gates_keeps_them(engine, monkeypatch, phase, broken):
     monkeypatch.setattr(analysis, broken, lambda *_: torch.empty(1 << 60))

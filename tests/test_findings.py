@@ -15,7 +15,6 @@ from pop_core.findings import (
     layers_sentence,
     percent,
     plain,
-    third_ratios,
     tokens_sentence,
     uncertain,
 )
@@ -58,13 +57,6 @@ def test_depth_is_described_as_it_is():
     assert "matter more to reading" in layers_sentence(reversed_layers(made()), 3)
     equal = layers_sentence(every(made(), 1.0), 3)
     assert "little difference" in equal and "no difference between reading and writing" in equal
-
-
-@pytest.mark.parametrize("layers", [3, 6, 7, 30])
-def test_the_ratios_of_the_thirds_are_those_of_the_depth_contrast(layers):
-    entries = made(layers)["layers"][:-1]
-    first, last = third_ratios(entries)
-    assert last / first == pytest.approx(importance.depth_contrast(entries))
 
 
 def test_the_zero_of_the_last_layer_is_explained_only_where_it_is_one():

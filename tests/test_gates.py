@@ -13,7 +13,7 @@ from tiny import MAKERS, random_ids
 from tiny_files import tiny_folder
 from torch.nn.functional import cross_entropy
 
-from pop_core import costs, gates
+from pop_core import costs, gates, memory
 from pop_core.analysis import analyse_steps
 from pop_core.decoder import gated
 from pop_core.engine import Engine
@@ -246,7 +246,7 @@ def test_running_out_of_memory_is_one_sentence_and_frees_everything(monkeypatch,
 
     with monkeypatch.context() as patch, pytest.raises(NotEnoughMemory, match="ran out") as caught:
         patch.setattr(subject.decoder, "head", hungry)
-        gradients(subject, recompute=recompute)
+        memory.guarded(lambda: gradients(subject, recompute=recompute), "Memory ran out.")
     gc.collect()
     assert caught.value.__context__ is None and graph[0]() is None
     assert torch.equal(gradients(subject).by_token, expected.by_token)
@@ -256,4 +256,4 @@ def test_another_error_is_not_called_a_lack_of_memory(monkeypatch):
     subject = Subject("llama")
     monkeypatch.setattr(subject.decoder, "head", lambda h: torch.zeros(2, 3) @ torch.zeros(2, 3))
     with pytest.raises(RuntimeError, match="shapes"):
-        gradients(subject)
+        memory.guarded(lambda: gradients(subject), "Memory ran out.")

@@ -9,7 +9,7 @@ import pytest
 from test_importance_plots import CASES, KEYS, changed, every, made
 
 from pop_core import importance
-from pop_core.importance_table import ABLATED, NAMES, csv_bytes, display_rows, neutral, report_html, table
+from pop_core.importance_table import ABLATED, NAMES, csv_bytes, display_rows, neutral, report_html
 
 
 def read(result: dict) -> pandas.DataFrame:
@@ -26,9 +26,8 @@ def cells(result: dict, name: str) -> list[str]:
 def test_a_row_a_layer_and_no_blank_cell(name):
     result = CASES[name]
     names, rows = display_rows(result)
-    assert len(rows) == len(table(result)) == len(read(result)) == len(result["layers"])
-    assert names == list(table(result).columns) and all(cell for row in rows for cell in row)
-    assert all(kind.kind in "if" for kind in table(result).dtypes)
+    assert len(rows) == len(read(result)) == len(result["layers"])
+    assert all(len(row) == len(names) and all(row) for row in rows)
 
 
 def test_numbers_come_back_exactly():
