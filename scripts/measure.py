@@ -8,6 +8,7 @@ import argparse
 import datetime
 import functools
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -76,7 +77,8 @@ def importance() -> str:
     """The table of the analysis: speed from a run of now, what it found from the recorded results."""
     timed = pop_core("importance", "--samples", "32")
     results = {name: load(RECORDED / f"importance-{name}.json")[0] for name in ("smollm2", "gemma3-270m")}
-    seconds = visible_after()
+    first_words, seconds, interactive = visible_after()
+    kept, short = (peak_gigabytes(option) for option in ("--no-recompute", "--recompute"))
     lines = ["| what | wanted | `smollm2` | `gemma3-270m` |", "|---|---|---|---|"]
     for what, least, value in (
         ("writing/reading importance, last third over first third", "at least 5", lambda r: r["depth_contrast"]),
@@ -88,14 +90,17 @@ def importance() -> str:
     ):
         lines.append(f"| {what} | {least} | " + " | ".join(f"{value(r):.3g}" for r in results.values()) + " |")
     lines.append(f"| `forward_equivalents` of an analysis | at most 4 | {timed['forward_equivalents']:.2f} | |")
+    lines.append(f"| peak of the process, one sample of 1,984 + 64 tokens | 8 GB | {kept:.1f} GB | |")
+    lines.append(f"| the same with `--recompute` | 8 GB | {short:.1f} GB | |")
     lines.append(f"| a recorded result is visible after opening the page | 1 s | {seconds:.2f} s | |")
     said = "; ".join(
-        f"{name}: {r['samples']} samples, {r['ablation']['samples']} of them ablated, {r['date'][:10]}"
+        f"{name}: {r['samples']} samples, {r['ablation']['samples']} of them ablated, {r['date'][:10]}, {r['machine']}"
         for name, r in results.items()
     )
     return "\n".join(lines) + (
-        f"\n\nSamples of {timed['prompt_tokens']} + {timed['new_tokens']} tokens; {said}; the last two rows "
-        f"{datetime.date.today()}. {timed['machine']}, {timed['dtype']}."
+        f"\n\nSamples of {timed['prompt_tokens']} + {timed['new_tokens']} tokens; {said}; the last four rows "
+        f"{datetime.date.today()}, {timed['machine']}. All {timed['dtype']}. The page's first words are there after "
+        f"{first_words:.2f} s, its interactive figures after {interactive:.2f} s."
     )
 
 
@@ -103,9 +108,14 @@ def _influence(stage: str):
     return lambda result: result["ablation"]["spearman"][f"influence_ablation_{stage}"]
 
 
-def visible_after(rounds: int = 5) -> float:
-    """Seconds from opening the page Importance to its recorded heatmap and sentences being there; the median."""
-    there = "document.querySelector('.preview i') && document.querySelector('#layers_note p')"
+def visible_after(rounds: int = 5) -> list[float]:
+    """Seconds from opening the page Importance to its first words, its recorded heatmap with its sentence, and its
+    interactive figure; medians."""
+    marks = (
+        "document.querySelector('.intro')",
+        "document.querySelector('.preview i') && document.querySelector('#layers_note p')",
+        "document.querySelector('#layers .heatmaplayer image')",
+    )
     times = []
     with running_app() as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
@@ -113,9 +123,20 @@ def visible_after(rounds: int = 5) -> float:
         for _ in range(rounds):
             page = browser.new_page()
             page.goto(f"{address}importance", wait_until="commit")
-            times.append(page.wait_for_function(f"{there} && performance.now()", polling="raf").json_value() / 1e3)
+            seen = [page.wait_for_function(f"{mark} && performance.now()", polling="raf") for mark in marks]
+            times.append([moment.json_value() / 1e3 for moment in seen])
             page.close()
-    return statistics.median(times)
+    return [statistics.median(column) for column in zip(*times, strict=True)]
+
+
+def peak_gigabytes(option: str) -> float:
+    """The most memory that one analysis of a long sample holds, the model and Python included."""
+    arguments = ("importance", "--samples", "1", "--prompt-tokens", "1984", "--new-tokens", "64", option)
+    process = subprocess.Popen([sys.executable, "-m", "pop_core", *arguments], cwd=ROOT, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{' '.join(arguments)} failed")
+    return usage.ru_maxrss * 1024 / 1e9
 
 
 def reached() -> str:
