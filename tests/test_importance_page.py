@@ -7,18 +7,14 @@ import threading
 from pathlib import Path
 
 import pytest
-from tiny_files import tiny_folder
+from page_runs import collect
 
-from pages import analysing, importance, links, shared, turns
+from pages import analysing, importance, links, shared
 from pop_core import calibration
 from pop_core.errors import PopError
 
+pytestmark = pytest.mark.usefixtures("no_toasts")
 WORDS = "the cat and the dog walk in a wood and see what is this thing there " * 60
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return str(tiny_folder(tmp_path_factory.mktemp("importance") / "llama", "llama"))
 
 
 @pytest.fixture
@@ -28,19 +24,6 @@ def raw(tiny):
         model=tiny, source="own", own=WORDS, file=None, samples=3, prompt_tokens=10, new_tokens=4, ablated=1, seed=0,
         tolerance=5,
     )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def no_toasts(monkeypatch):
-    monkeypatch.setattr(turns, "warn", lambda sentence: None)
-
-
-def collect(updates) -> dict:
-    """Everything that the page would show in the end."""
-    shown = {}
-    for update in updates:
-        shown |= update
-    return shown
 
 
 def run(raw, stop=None, previous=None) -> dict:

@@ -1,0 +1,122 @@
+"""A comparison in words and pictures: escaped, honest, nothing missing in silence."""
+
+import json
+import math
+import threading
+
+import pytest
+from page_runs import collect, settings
+
+from pages import answers, comparing, export
+from pop_core import recorded, sentences
+from pop_core.plots import timing_figure
+from pop_core.snippet import snippet
+
+NASTY = "a</script><script>alert('x')</script> {b} ${1+1} \"\"\" ''' \\ \\n é\n\nsecond line " + "word " * 60
+
+
+def answer(text: str, **changes) -> dict:
+    pieces = text.replace(" ", "\0 ").split("\0")
+    return {"text": text, "pieces": pieces, "tokens": [hash(p) for p in pieces], "stop": "end", "layers": 6,
+            "skipped_layers": 2, "new_tokens": len(pieces)} | changes  # fmt: skip
+
+
+def test_differing_words_are_marked_and_the_first_token_flagged():
+    a, b = answer("the cat sat on a mat"), answer("the cat lay on a rug now")
+    assert answers.differing_spans(a["text"], b["text"]) == [(8, 11), (17, 20)]
+    left = answers.marked(a, b)
+    assert left.index("first-difference") < left.index("<mark>sat</mark>") and "<mark>mat</mark>" in left
+    assert answers.marked(b, a).endswith("<mark>rug now</mark>")
+    assert answers.marked(a, a) == a["text"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("the cat", "the cat sat"), ("the cat sat", "the cat"), ("", "a b"), ("a b", "")]
+)
+def test_an_answer_that_ends_early_is_flagged_where_it_ends(one, other):
+    marked = answers.marked(answer(one), answer(other))
+    assert marked.count("first-difference") == 1
+
+
+def test_no_text_becomes_markup(result):
+    nasty = answer(NASTY)
+    for finished in (True, False):
+        shown = answers.panes(nasty, answer("quite <b>other</b>"), finished=finished)
+        assert "<script" not in shown and "<b>" not in shown
+    evil = json.loads(json.dumps(result))
+    evil["dense"] |= {"model": "<img src=x>", "notices": ["<i>"]}
+    evil["machine"] = "<u>"
+    assert not {"<img", "<i>", "<u>"} & set(answers.facts(evil).split()) and "<img" not in answers.facts(evil)
+    assert "<script" not in answers.alert(NASTY) + answers.note(NASTY) + answers.status(NASTY)
+    assert (
+        '"><'
+        not in export.link('a"><script>', {"cutoff": 1, "kv": "own", "sinks": 0, "boundary": 1}).split("href")[1][:60]
+    )
+
+
+def test_the_snippet_is_the_same_run(result):
+    scope = {"print": lambda *_: None}
+    exec(snippet(result), scope)
+    assert scope["result"].dense["tokens"] == result["dense"]["tokens"]
+    assert scope["result"].pruned["tokens"] == result["pruned"]["tokens"]
+
+
+@pytest.mark.parametrize("text", ["x", NASTY, "\n", "a\n", "word " * 50, "w" * 500, "\u2028 \u2063 '", "a\n\n\nb"])
+def test_the_snippet_keeps_every_prompt(result, text):
+    changed = json.loads(json.dumps(result))
+    changed["dense"]["prompt"] = text
+    statement = snippet(changed).split("engine = ")[0].split("\n", 2)[2]
+    scope = {}
+    exec(statement, scope)
+    assert scope["prompt"] == text
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"prefill_speedup": 1.4}, "as fast"),
+        ({"prefill_speedup": 1.01}, "no measurable difference"),
+        ({"prefill_speedup": 0.8}, "Pruning loses"),
+        ({"prefill_speedup": None, "prefill_repeats": 0}, "no speed-up is claimed"),
+        ({"dense_prefill_ms": None, "pruned_prefill_ms": None}, "nothing to compare"),
+        (
+            {"decode_speedup": None, "paired_steps": 1},
+            "Too few tokens were written by both to time the writing (1 step)",
+        ),
+        ({"decode_speedup": 1.5}, "noise of the machine"),
+        ({"prefill_speedup": 1.4, "complete": False}, "stopped early"),
+        ({"dense_prefill_spread": [1.0, 9.0]}, "trust these times little"),
+    ],
+)
+def test_the_timing_sentence_is_honest(result, change, words):
+    assert words in sentences.timing_sentence(result | change)
+
+
+def test_nothing_skipped_is_said(tiny):
+    same = collect(comparing.run(settings(tiny, cutoff=6), {}, threading.Event(), "s"))["result"]
+    assert "Nothing was skipped" in sentences.timing_sentence(same)
+    assert "Both answers are the same" in sentences.difference_sentence(same)
+
+
+def test_numbers_that_are_missing_are_named(result):
+    missing = result | dict.fromkeys(("agreement", "first_token_kl", "kl", "prefill_speedup", "first_divergence"))
+    assert [value for _, value, _ in sentences.tiles(missing)] == ["n/a", "n/a", "n/a", "none"]
+    assert "before their agreement" in sentences.difference_sentence(missing)
+    assert all(isinstance(value, str) for _, value in sentences.facts(missing))
+
+
+@pytest.mark.parametrize(
+    "missing", [(), ("dense_prefill_ms", "dense_prefill_spread", "pruned_step_ms", "pruned_step_spread")]
+)
+def test_the_figure_has_a_height_and_no_nan(result, missing):
+    figure = timing_figure(result | dict.fromkeys(missing))
+    assert figure.layout.height and "NaN" not in figure.to_json() and len(figure.data) == 4
+    assert any("not measured" in bar.y[0] for bar in figure.data) == bool(missing)
+    for bar in figure.data:
+        assert all(math.isfinite(x) for x in bar.x)
+
+
+def test_the_recorded_comparison_can_be_shown():
+    result, spec, command = recorded.load(recorded.RECORDED / "compare-smollm2.json")
+    assert result["complete"] and spec.layers == 30 and command
+    assert "panes" in comparing.shown(result) and sentences.date(result["date"])
