@@ -1,5 +1,7 @@
 import os
 import threading
+from pathlib import Path
+from types import SimpleNamespace
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may wait for a hub
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -7,6 +9,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 import torch
 from laws import Subject
+from safetensors.torch import load_file, save_file
 from tiny import MAKERS
 from tiny_files import tiny_folder
 
@@ -24,9 +27,29 @@ def subject(request) -> Subject:
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory) -> str:
+def llama(tmp_path_factory) -> Path:
     """The folder of a tiny model with its tokenizer."""
-    return str(tiny_folder(tmp_path_factory.mktemp("tiny") / "llama", "llama"))
+    return tiny_folder(tmp_path_factory.mktemp("llama"), "llama")
+
+
+@pytest.fixture(scope="session")
+def tiny(llama) -> str:
+    """The same as a visitor types it."""
+    return str(llama)
+
+
+@pytest.fixture
+def damaged(llama, tmp_path):
+    """A copy of the folder `llama`, and its tensors to be changed: `damaged.save(tensors)`."""
+    for file in llama.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = tmp_path / "model.safetensors"
+    return SimpleNamespace(
+        folder=tmp_path,
+        weights=weights,
+        tensors=load_file(llama / "model.safetensors"),
+        save=lambda tensors: save_file(tensors, weights, {"format": "pt"}),
+    )
 
 
 @pytest.fixture(scope="session")
