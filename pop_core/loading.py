@@ -109,32 +109,8 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", progress=No
             memory.require(memory.model_bytes(config, number_format), device, f"{name} in {_short(number_format)}")
         return spec
 
-    def fetching(fraction: float, text: str) -> None:
-        report(FETCHED * fraction, text)
-
-    if source == GGUF:
-        file = read_gguf(name)
-        config = gguf_model.read_config(file)
-        spec = admit(config)
-        tokenizer, notices = read_tokenizer(file)
-        model = gguf_model.load_weights(file, config, number_format, fetching, **placement)
-        notices += (_dequantised(file, number_format),)
-    else:
-        if source == HUB:
-            report(0.0, f"Asking the hub for {name}")
-            on_hub = hub.find(name)
-            folder = on_hub.config_folder()
-        else:
-            folder = embedded.folder(name, fetching) if source == EMBEDDED else Path(name)
-        with _repairable(folder, source):
-            config = checkpoint.read_config(folder)
-            spec = admit(config)
-            if source == HUB:
-                folder = on_hub.folder(fetching)
-            report(FETCHED, f"Loading {name}")
-            tokenizer = checkpoint.load_tokenizer(folder)
-            model = checkpoint.load_weights(folder, config, number_format, **placement)
-        notices = (embedded.MODELS[name].notice,) if source == EMBEDDED else ()
+    parts = _from_gguf if source == GGUF else _from_folder
+    model, tokenizer, spec, notices = parts(name, source, admit, report, number_format, placement)
     report(1.0, f"{name} is ready")
     loaded = LoadedModel(
         name=name,
@@ -147,6 +123,40 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", progress=No
         source=source,
     )
     return replace(loaded, notices=tuple(filter(None, (*notices, *_limits(loaded)))))
+
+
+def _from_gguf(path, source, admit, report, number_format, placement):
+    """(model, tokenizer, spec, notices) of a .gguf file. admit: the spec of a config, or an error."""
+    file = read_gguf(path)
+    config = gguf_model.read_config(file)
+    spec = admit(config)
+    tokenizer, notices = read_tokenizer(file)
+    model = gguf_model.load_weights(file, config, number_format, _fetching(report), **placement)
+    return model, tokenizer, spec, (*notices, _dequantised(file, number_format))
+
+
+def _from_folder(name, source, admit, report, number_format, placement):
+    """The same of a folder: a local one, an embedded model's, or the one that the hub's files come to."""
+    if source == HUB:
+        report(0.0, f"Asking the hub for {name}")
+        on_hub = hub.find(name)
+        folder = on_hub.config_folder()
+    else:
+        folder = embedded.folder(name, _fetching(report)) if source == EMBEDDED else Path(name)
+    with _repairable(folder, source):
+        config = checkpoint.read_config(folder)
+        spec = admit(config)
+        if source == HUB:
+            folder = on_hub.folder(_fetching(report))
+        report(FETCHED, f"Loading {name}")
+        tokenizer = checkpoint.load_tokenizer(folder)
+        model = checkpoint.load_weights(folder, config, number_format, **placement)
+    return model, tokenizer, spec, (embedded.MODELS[name].notice,) if source == EMBEDDED else ()
+
+
+def _fetching(report):
+    """Progress of the part that fetches, as a share of the whole."""
+    return lambda fraction, text: report(FETCHED * fraction, text)
 
 
 def resolve(name: str) -> tuple[str, str]:
