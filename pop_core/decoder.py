@@ -1,24 +1,31 @@
 """Our own loop over a loaded model's modules: embedding, block (attention, FFN), head.
 
 The loop calls modules, so that quantised and offloaded layers work. Only where all weights are ordinary ones on a CPU,
-`linear` and `normed` compute the same in a faster way. What differs between the
-stages (which keys a query sees, where keys are stored) is the `attend` argument of `Decoder.block`; the stages are in
-`prefill.py` and `decode.py`.
+`linear` and `normed` compute the same in a faster way; and experts, which are no modules, run on their weights. What
+differs between the stages is an argument of `Decoder.block`: `attend` (which keys a query sees, where keys are stored)
+and `ffn` (which channels run); the stages are in `prefill.py` and `decode.py`.
 """
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
-from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 from transformers.activations import SiLUActivation
 
+from . import experts
 from .families import FULL, SLIDING, DecoderSpec
+from .ffn import FfnWeights, See, of_module
+from .weights import offloaded, packed
 
 # (layer, queries [B, heads, T, D], keys and values [B, kv_heads, T, D]) -> [B, heads, T, D]
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 # layer type -> cos and sin, each [B, 1, T, D]
 Rope = dict[str, tuple[torch.Tensor, torch.Tensor]]
+# (layer, normalised input [B, T, hidden]) -> [B, T, hidden]
+Ffn = Callable[[int, torch.Tensor], torch.Tensor]
 
 
 class Decoder:
@@ -37,6 +44,8 @@ class Decoder:
         self.devices = [_device_of(layer) for layer in self.layers]
         self.norm_device, self.head_device = _device_of(self.norm), _device_of(self.lm_head)
         self.plain = _plain_on_cpu(model)
+        self.readable = not packed(self.layers) and not offloaded(self.layers)
+        self.ffns = [_ffns_of(layer.mlp) for layer in self.layers] if self.readable else None
         self.row_blocks = 2 * torch.get_num_threads()
         self.dtype = self.norm.weight.dtype
 
@@ -44,12 +53,33 @@ class Decoder:
         """Token ids `[B, T]` to the residual stream `[B, T, hidden]`."""
         return self.embed_tokens(ids)
 
+    def keeping(self, kept: list[int]) -> "Decoder":
+        """The same decoder with the layers `kept` alone, over the same modules."""
+        fewer, spec = copy.copy(self), self.spec
+        fewer.layers = [self.layers[i] for i in kept]
+        fewer.devices = [self.devices[i] for i in kept]
+        fewer.ffns = [self.ffns[i] for i in kept] if self.ffns else None
+        fewer.spec = replace(
+            spec,
+            layers=len(kept),
+            layer_types=tuple(spec.layer_types[i] for i in kept),
+            sparse=tuple(at for at, i in enumerate(kept) if i in spec.sparse),
+        )
+        return fewer
+
     def block(
-        self, i: int, h: torch.Tensor, rope: Rope, attend: Attend, gates: torch.Tensor | None = None
+        self,
+        i: int,
+        h: torch.Tensor,
+        rope: Rope,
+        attend: Attend,
+        gates: torch.Tensor | None = None,
+        ffn: Ffn | None = None,
     ) -> torch.Tensor:
         """One layer on the residual stream `[B, T, hidden]`.
 
         gates: `[2, B, T]` factors of the attention and of the FFN branch, by token (virtual gates, `gates.py`).
+        ffn: what takes the place of the layer's own FFN (`channels.py`).
         """
         layer, post_norms = self.layers[i], self.spec.post_norms
         h = h.to(self.devices[i])  # layers of one model may live on several devices
@@ -59,7 +89,7 @@ class Decoder:
         # in place where it is free: the branch is a buffer that nobody else has
         h = (branch if gates is None else gated(branch, gates[0])).add_(h)
         before_ffn = layer.pre_feedforward_layernorm if post_norms else layer.post_attention_layernorm
-        branch = self.ffn(i, self.normed(before_ffn, h))
+        branch = (ffn or self.ffn)(i, self.normed(before_ffn, h))
         if post_norms:
             branch = self.normed(layer.post_feedforward_layernorm, branch)
         return (branch if gates is None else gated(branch, gates[1])).add_(h)
@@ -74,12 +104,35 @@ class Decoder:
         mixed = attend(i, rotate(q.transpose(1, 2), turn), rotate(k.transpose(1, 2), turn), v.transpose(1, 2))
         return self.linear(part.o_proj, mixed.transpose(1, 2).flatten(2))
 
-    def ffn(self, i: int, x: torch.Tensor) -> torch.Tensor:
-        """The feed-forward branch on normalised input `[B, T, hidden]`."""
+    def ffn(self, i: int, x: torch.Tensor, see: See | None = None) -> torch.Tensor:
+        """The feed-forward branch on normalised input `[B, T, hidden]`. see: is shown the channels' activations."""
         part = self.layers[i].mlp
-        gate, up = self.activated(part.act_fn, self.linear(part.gate_proj, x)), self.linear(part.up_proj, x)
+        if i not in self.spec.sparse:
+            hidden = self.joined(part.act_fn, self.linear(part.gate_proj, x), self.linear(part.up_proj, x))
+            if see:
+                see(i, 0, None, hidden.flatten(0, -2))
+            return self.linear(part.down_proj, hidden)
+        if not self.readable:
+            return part(x)
+
+        def expert(e: int, tokens: torch.Tensor | None, states: torch.Tensor) -> torch.Tensor:
+            return self.gated_ffn(self.ffns[i][e], states, partial(see, i, e, tokens) if see else None)
+
+        return experts.mixed(part, x, expert)
+
+    def gated_ffn(self, weights: FfnWeights, x: torch.Tensor, touch=None) -> torch.Tensor:
+        """An FFN by its weights. touch: is given the activations `[..., channels]`, to look at or change in place."""
+        ins = [self.product(*pair, x) for pair in zip(weights.ins, weights.in_biases or (None, None), strict=False)]
+        hidden = self.joined(weights.activation, *(ins if len(ins) == 2 else ins[0].chunk(2, dim=-1)))
+        if touch:
+            touch(hidden)
+        return self.product(weights.down, weights.down_bias, hidden)
+
+    def joined(self, activation, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """The channels' activations, from the products of gate and up."""
+        gate = self.activated(activation, gate)
         # in place like the activation: a new buffer of 4 * ffn bytes a token costs more than the product
-        return self.linear(part.down_proj, gate * up if gate.requires_grad else gate.mul_(up))
+        return gate * up if gate.requires_grad else gate.mul_(up)
 
     def head(self, h: torch.Tensor) -> torch.Tensor:
         """The residual stream `[B, T, hidden]` to logits `[B, T, vocab]`."""
@@ -100,19 +153,25 @@ class Decoder:
         return rms_norm(x, x.shape[-1:], self.spec.norm_offset + module.weight, self.spec.rms_eps)
 
     def linear(self, module, x: torch.Tensor) -> torch.Tensor:
-        """`module(x)`; on a CPU, for a single token, with the rows of the weight shared out to the threads.
+        """`module(x)`; on a CPU, for a single token, by `product`."""
+        if self.plain and x.numel() == x.shape[-1]:
+            return self.product(module.weight, module.bias, x)
+        return module(x)
+
+    def product(self, weight: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+        """`x W^T + b`; on a CPU, for a single token, with the rows of the weight shared out to the threads.
 
         BLAS runs a matrix-vector product on one thread, which leaves most of the memory bandwidth unused. As a batch
         of row blocks, still a view of the same weight, a whole decode step takes half the time (README).
         """
-        rows = module.out_features // self.row_blocks
-        if not self.plain or x.numel() != x.shape[-1] or rows * self.row_blocks != module.out_features:
-            return module(x)
-        blocks = module.weight.view(self.row_blocks, rows, -1)
+        rows = weight.shape[0] // self.row_blocks
+        if not self.plain or x.numel() != x.shape[-1] or rows * self.row_blocks != weight.shape[0]:
+            return linear(x, weight, bias)
+        blocks = weight.view(self.row_blocks, rows, weight.shape[1])
         # a transposed row, not a column: bmm picks its kernel by the strides, and the other one is four times slower
-        column = x.view(1, 1, -1).expand(self.row_blocks, -1, -1).transpose(1, 2)
-        out = torch.bmm(blocks, column).view(*x.shape[:-1], -1)
-        return out if module.bias is None else out + module.bias
+        column = x.reshape(1, 1, -1).expand(self.row_blocks, -1, -1).transpose(1, 2)
+        out = torch.bmm(blocks, column).view(*x.shape[:-1], weight.shape[0])
+        return out if bias is None else out + bias
 
     def heads(self, x: torch.Tensor) -> torch.Tensor:
         """`[B, T, n * head_dim]` to `[B, T, n, head_dim]`."""
@@ -203,13 +262,19 @@ def _device_of(module) -> torch.device:
     return next(module.parameters()).device
 
 
+def _ffns_of(part) -> list[FfnWeights]:
+    """The weights of each FFN of a layer: its one, or its experts and then the shared one."""
+    return experts.weights_of(part) if hasattr(part, "experts") else [of_module(part)]
+
+
 def _plain_on_cpu(model) -> bool:
-    """Whether every linear layer is an ordinary one in CPU memory, in float32 or float64, with nothing hooked to it."""
+    """Whether every layer is an ordinary one in CPU memory, in float32 or float64, with nothing hooked to it."""
     linears = [part for part in model.modules() if hasattr(part, "out_features")]
-    return all(
-        type(part) is torch.nn.Linear
-        and part.weight.dtype in (torch.float32, torch.float64)
-        and part.weight.device.type == "cpu"
-        and not hasattr(part, "_hf_hook")
-        for part in linears
+    return (
+        all(type(part) is torch.nn.Linear for part in linears)
+        and not any(hasattr(part, "_hf_hook") for part in model.modules())
+        and all(
+            parameter.dtype in (torch.float32, torch.float64) and parameter.device.type == "cpu"
+            for parameter in model.parameters()
+        )
     )

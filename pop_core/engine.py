@@ -109,7 +109,7 @@ class Engine:
     @property
     def readable(self) -> bool:
         """Whether weights can be read, and not only called through their modules."""
-        return not (self.loaded.packed or self.loaded.offloaded)
+        return self.decoder.readable
 
     def require_readable(self, what: str) -> None:
         """Raise `PopError` when `what` needs weights that cannot be read."""

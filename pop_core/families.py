@@ -20,6 +20,10 @@ class DecoderSpec:
     `post_norms`: each branch is normalised again before it joins the residual stream (Gemma 3).
     `norm_offset`: an RMS norm multiplies by `norm_offset + weight` (1 for Gemma). `rope_by_type`: sliding and full
     layers rotate with different bases (Gemma 3). `logit_softcap`: logits pass through `cap * tanh(x / cap)`.
+    `tied`: the head and the embedding are one matrix.
+
+    `ffn`: channels of a dense layer's FFN. Layers in `sparse` are mixtures instead: `experts` FFNs of `expert_ffn`
+    channels, of which a token passes `experts_per_token`, and one of `shared_ffn` (0: none) that all tokens pass.
     """
 
     family: str
@@ -40,11 +44,23 @@ class DecoderSpec:
     norm_offset: float = 0.0
     rope_by_type: bool = False
     logit_softcap: float | None = None
+    tied: bool = False
+    sparse: tuple[int, ...] = ()
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_ffn: int = 0
+    shared_ffn: int = 0
 
     @property
     def kv_width(self) -> int:
         """Channels of the keys (and of the values) of one token in one layer."""
         return self.kv_heads * self.head_dim
+
+    def ffn_widths(self, layer: int) -> list[int]:
+        """Channels of each FFN of a layer: its one, or its experts and then the shared one."""
+        if layer not in self.sparse:
+            return [self.ffn]
+        return [self.expert_ffn] * self.experts + [self.shared_ffn] * bool(self.shared_ffn)
 
     def layer_window(self, layer: int) -> int | None:
         """Tokens a layer sees, or None when it sees all of them."""
@@ -58,6 +74,8 @@ FAMILIES = {
     "qwen2": "Qwen2",
     "qwen3": "Qwen3",
     "gemma3_text": "Gemma 3 (text)",
+    "qwen2_moe": "Qwen2-MoE",
+    "qwen3_moe": "Qwen3-MoE",
 }
 
 
@@ -94,11 +112,13 @@ def read_spec(config) -> DecoderSpec:
         window=getattr(config, "sliding_window", None),
         softmax_scale=(config.query_pre_attn_scalar if gemma else head_dim) ** -0.5,
         rms_eps=config.rms_norm_eps,
-        qk_norm=family in ("qwen3", "gemma3_text"),
+        qk_norm=family in ("qwen3", "qwen3_moe", "gemma3_text"),
         post_norms=gemma,
         norm_offset=1.0 if gemma else 0.0,
         rope_by_type=gemma,
         logit_softcap=getattr(config, "final_logit_softcapping", None),
+        tied=bool(config.tie_word_embeddings),
+        **(_mixture(config) if family.endswith("_moe") else {}),
     )
 
 
@@ -129,8 +149,29 @@ def _refuse_impossible_shapes(config) -> None:
         raise UnsupportedModel(f"{heads} attention heads cannot share {config.num_key_value_heads} key-value heads.")
 
 
+def _mixture(config) -> dict:
+    """The fields of a mixture of experts. Raises `UnsupportedModel`."""
+    used, experts = config.num_experts_per_tok, config.num_experts
+    shared = getattr(config, "shared_expert_intermediate_size", 0)
+    for name, value in (("experts", experts), ("expert channels", config.moe_intermediate_size)):
+        _check_count(name, value, MOST)
+    if not isinstance(used, int) or not 1 <= used <= experts:
+        raise UnsupportedModel(f"A token passes {str(used)[:40]} experts in the config; it must be 1 to {experts}.")
+    if config.model_type == "qwen2_moe":
+        _check_count("shared expert channels", shared, MOST)
+    step, dense = config.decoder_sparse_step, set(config.mlp_only_layers)
+    _check_count("layers from one mixture to the next", step, MOST_LAYERS)
+    return {
+        "sparse": tuple(i for i in range(config.num_hidden_layers) if i not in dense and (i + 1) % step == 0),
+        "experts": experts,
+        "experts_per_token": used,
+        "expert_ffn": config.moe_intermediate_size,
+        "shared_ffn": shared,
+    }
+
+
 def _layer_types(config) -> tuple[str, ...]:
-    if config.model_type == "mistral":  # its config has no list: a window, where there is one, holds for all layers
+    if config.model_type in ("mistral", "qwen3_moe"):  # no list: a window, where there is one, holds for all layers
         return (SLIDING if config.sliding_window else FULL,) * config.num_hidden_layers
     types = getattr(config, "layer_types", None)
     return tuple(types) if types else (FULL,) * config.num_hidden_layers

@@ -17,15 +17,14 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from . import checkpoint, embedded, gguf_model, hub, memory
+from . import checkpoint, embedded, gguf_model, hub, memory, weights
 from .errors import BrokenModel, ModelNotFound, PopError
 from .families import DecoderSpec, read_spec
 from .gguf_reader import GgufFile, read_gguf
 from .gguf_tokenizer import read_tokenizer
-from .placement import DTYPES, choose_device, choose_dtype, fit_threads
+from .placement import choose_device, choose_dtype, fit_threads
 
 EMBEDDED, HUB, FOLDER, GGUF = "embedded", "hub", "folder", "gguf"
-PLAIN_DTYPES = (torch.float64, *DTYPES.values())
 ALLOWED = f"use {' or '.join(embedded.MODELS)}, a local folder, a .gguf file, or a hub model as owner/name"
 HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 FETCHED = 0.9  # the share of the progress bar that fetching takes
@@ -51,17 +50,13 @@ class LoadedModel:
 
     @property
     def packed(self) -> bool:
-        """Whether a decoder layer's weights are quantised: they can be called, but not read, sliced or fitted."""
-        layers = self.model.get_decoder().layers
-        linears = [module for name, module in layers.named_modules() if name.endswith("_proj")]
-        return not all(isinstance(getattr(m, "weight", None), torch.Tensor) for m in linears) or not all(
-            type(p.data) is torch.Tensor and p.dtype in PLAIN_DTYPES for p in layers.parameters()
-        )
+        """Whether a decoder layer's weights are quantised."""
+        return weights.packed(self.model.get_decoder().layers)
 
     @property
     def offloaded(self) -> bool:
-        """Whether some weights are on the CPU or disk and only visit the device while their module is called."""
-        return any(parameter.is_meta for parameter in self.model.parameters())
+        """Whether some weights are not on the device that computes."""
+        return weights.offloaded(self.model)
 
     def identity(self) -> str:
         """sha256 over the names, shapes, dtypes and bytes of all parameters; computed once.

@@ -19,5 +19,6 @@ def save(path: Path, result: dict, spec: DecoderSpec, command: str) -> None:
 def load(path: Path) -> tuple[dict, DecoderSpec, str]:
     """(result, the shape of its model, command)."""
     data = json.loads(path.read_text(encoding="utf-8"))
-    spec = DecoderSpec(**data["spec"] | {"layer_types": tuple(data["spec"]["layer_types"])})
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in data["spec"].items()}
+    spec = DecoderSpec(**fields)
     return data["result"], spec, data["command"]

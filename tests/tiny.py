@@ -10,8 +10,12 @@ from transformers import (
     MistralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 SHAPE = dict(
@@ -26,6 +30,7 @@ SHAPE = dict(
     eos_token_id=2,
     pad_token_id=0,
 )
+MIXTURE = dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=24)
 WINDOW = 8  # so that a prompt of a dozen tokens is longer than it
 
 MAKERS = {
@@ -56,6 +61,12 @@ MAKERS = {
     ),
     "gemma3-softcap": lambda: Gemma3ForCausalLM(
         Gemma3TextConfig(**SHAPE, head_dim=8, sliding_window=WINDOW, final_logit_softcapping=5.0)
+    ),
+    "qwen2-moe": lambda: Qwen2MoeForCausalLM(
+        Qwen2MoeConfig(**SHAPE, **MIXTURE, shared_expert_intermediate_size=40, mlp_only_layers=[1])
+    ),
+    "qwen3-moe": lambda: Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**SHAPE, **MIXTURE, head_dim=16, norm_topk_prob=True, decoder_sparse_step=2)
     ),
 }
 
