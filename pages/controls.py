@@ -9,7 +9,7 @@ import gradio as gr
 
 from pop_core.errors import PopError
 from pop_core.forecast import default_plan, forecast, token_count
-from pop_core.plan import FITTED, OWN, Plan, PrefillCut, whole_number
+from pop_core.plan import ALL, CANDIDATES, FITTED, NONE, OWN, WIDTH, ChannelPruning, Plan, PrefillCut, whole_number
 from pop_core.sentences import plan_sentence
 
 from . import answers
@@ -17,6 +17,8 @@ from .shared import DEFAULT_MODEL, EMBEDDED, MODELS, spec_of
 
 EXAMPLES = Path(__file__).parent.parent / "assets" / "examples.json"
 PlanControls = namedtuple("PlanControls", "cutoff kv sinks boundary")
+ChannelControls = namedtuple("ChannelControls", "ratio width rescore")
+RESCORES = {CANDIDATES: "Candidates", NONE: "None: a fixed mask", ALL: "All channels"}
 
 
 def load_examples() -> list[dict]:
@@ -92,9 +94,44 @@ def plan_details(cutoff: gr.Slider, default: PrefillCut) -> PlanControls:
     return PlanControls(cutoff, kv, sinks, boundary)
 
 
-def read_plan(cutoff, kv, sinks, boundary) -> Plan:
+def channel_controls(ratio: float) -> ChannelControls:
+    """Which FFN channels write: how many are left out, and how they are chosen."""
+    left_out = slider(
+        0,
+        0.9,
+        value=ratio,
+        step=0.05,
+        label="FFN channels left out while writing",
+        info="The prune ratio: the share of each FFN's channels that add nothing to a token. 0: none.",
+        elem_id="ratio",
+    )
+    width = slider(
+        0,
+        1,
+        value=WIDTH,
+        step=0.02,
+        label="Candidate width",
+        info="The share of the channels that every token chooses from anew, half of them on either side of the line.",
+        elem_id="width",
+    )
+    rescore = gr.Radio(
+        [(title, name) for name, title in RESCORES.items()],
+        value=CANDIDATES,
+        label="Scored again at every token",
+        elem_id="rescore",
+    )
+    return ChannelControls(left_out, width, rescore)
+
+
+def read_channels(ratio, width, rescore) -> ChannelPruning | None:
+    """Channel pruning of raw values, None where nothing is pruned. Raises `PopError`."""
+    pruning = ChannelPruning(ratio, width, rescore)
+    return pruning if pruning.ratio else None
+
+
+def read_plan(cutoff, kv, sinks, boundary, ratio=0, width=WIDTH, rescore=CANDIDATES) -> Plan:
     """The plan of raw values, from a page or from anybody's client. Raises `PopError`."""
-    return Plan(PrefillCut(cutoff, kv, sinks, boundary))
+    return Plan(PrefillCut(cutoff, kv, sinks, boundary), read_channels(ratio, width, rescore))
 
 
 def whole_between(value, name: str, low: int, high: int) -> int:

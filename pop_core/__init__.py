@@ -1,4 +1,4 @@
-"""POP Studio's inference core: prefill-only pruning, measured. Usable without the app.
+"""POP Studio's inference core: what reading and writing can do without, measured. Usable without the app.
 
 >>> from pop_core import Engine, Plan, PrefillCut, load_model
 >>> engine = Engine(load_model("smollm2"))
@@ -9,6 +9,8 @@ from importlib import import_module
 
 _HOMES = {
     "DENSE": "plan",
+    "Baseline": "plan",
+    "ChannelPruning": "plan",
     "Engine": "engine",
     "Plan": "plan",
     "PopError": "errors",

@@ -4,14 +4,21 @@ All variants run interleaved in one process with the same dtype and threads. Tim
 ratios of medians; the limit is in `costs.py`.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import torch
 
 from . import costs
-from .engine import Checkpoint, Engine, carry_on
+from .engine import Engine
 from .errors import PopError
-from .plan import DENSE, Plan
-from .run import median
-from .timing import interleaved, machine, speedup, spread
+from .plan import CANDIDATES, DENSE, NONE, Plan
+from .run import median, ratio
+from .state import State
+from .stopping import Checkpoint, carry_on
+from .timing import Stopwatch, interleaved, machine, speedup, spread
+
+PARTITIONS = 3  # reads of the prompt that scoring and slicing are timed on
 
 
 def bench_prefill(engine: Engine, tokens: int, plan: Plan, repeats: int = 5, checkpoint: Checkpoint = carry_on) -> dict:
@@ -32,24 +39,117 @@ def bench_prefill(engine: Engine, tokens: int, plan: Plan, repeats: int = 5, che
 def bench_decode(
     engine: Engine, prompt_tokens: int, new_tokens: int, plan: Plan, checkpoint: Checkpoint = carry_on
 ) -> dict:
-    """Time of one decode step after a prompt of random tokens, per variant; one round a token."""
+    """Time of one decode step after a prompt of random tokens, per variant; one round a token.
+
+    For a plan that prunes channels also what that costs: `scoring_ms` and `slicing_ms` once for a prompt (medians), and
+    `rescore_overhead`, the time of re-scoring, choosing and zeroing as a share of the dense FFNs' time of a token.
+    Against a fixed mask of the same budget the candidates' own weights have to be read too: `overhead_vs_fixed_mask`,
+    the whole difference of a step, as the same share.
+    """
     _check(engine, plan, prompt_tokens, new_tokens + 1, new_tokens)
-    ids = random_ids(engine, prompt_tokens)
+    ids, room = random_ids(engine, prompt_tokens), new_tokens + 2
+    rescored = plan.channels and plan.online and plan.online.rescore == CANDIDATES
+    plans = {"dense": DENSE, "plan": plan} | ({"fixed": _fixed(plan)} if rescored else {})
     with engine.exclusive(checkpoint), torch.inference_mode():
-        tasks = {
-            "stock": _stock_stepper(engine, ids),
-            "dense": _stepper(engine, ids, DENSE, new_tokens + 1),
-            "plan": _stepper(engine, ids, plan, new_tokens + 1),
-        }
+        partitions = [_partition_ms(engine, ids, plan) for _ in range(PARTITIONS)] if plan.online else []
+        states = {name: engine.read(ids, p, room, checkpoint) for name, p in plans.items()}
+        tasks = {"stock": _stock_stepper(engine, ids)}
+        tasks |= {name: greedy_steps(engine, *read) for name, read in states.items()}
+        ffns, rescores = [], []  # milliseconds of each step, the warm-up's first
+        if plan.online:
+            logits, state = engine.read(ids, DENSE, room)
+            watch = Stopwatch(engine.loaded.device)
+            step = greedy_steps(engine, logits, replace(state, ffn=_timed_ffn(engine, watch)))
+            tasks["ffns"] = _adding(step, lambda: watch.milliseconds, ffns)
+            tasks["plan"] = _adding(tasks["plan"], lambda: states["plan"][1].channels.rescoring_ms, rescores)
         times = interleaved(tasks, new_tokens, engine.loaded.device, checkpoint=checkpoint)
-    context, dtype = prompt_tokens + new_tokens // 2, engine.loaded.dtype
-    read = costs.decode_bytes(engine.spec, context, dtype)
-    return _report(engine, plan, times, 1.0) | {
+    context, itemsize = prompt_tokens + new_tokens // 2, engine.loaded.dtype.itemsize
+    written = new_tokens + 1  # the warm-up round too
+    state = states["plan"][1]
+    ffn_bytes = state.channels.bytes_read / written if state.channels else None
+    dense_bytes = costs.decode_bytes(engine.spec, context, itemsize)
+    read_bytes = costs.decode_bytes(state.decoder.spec, context, itemsize, ffn_bytes)
+    report = _report(engine, plan, times, dense_bytes / read_bytes) | {
         "prompt_tokens": prompt_tokens,
         "new_tokens": new_tokens,
-        "bytes_per_token": read,
-        "bytes_per_token_dense": read,
+        "bytes_per_token": round(read_bytes),
+        "bytes_per_token_dense": round(dense_bytes),
     }
+    if plan.online:
+        scoring, slicing = (median(column) for column in zip(*partitions, strict=True))
+        ffn_ms, rescore_ms = median(ffns[1:]), median(rescores[1:])
+        report |= {
+            "scoring_ms": scoring,
+            "slicing_ms": slicing,
+            "partition_steps": ratio(scoring + slicing, report["ms_dense"]),
+            "ms_dense_ffn": ffn_ms,
+            "rescore_ms": rescore_ms,
+            "rescore_overhead": ratio(rescore_ms, ffn_ms),
+        }
+    if rescored:
+        fixed = median(times["fixed"])
+        report |= {"ms_fixed_mask": fixed, "overhead_vs_fixed_mask": ratio(report["ms"] - fixed, ffn_ms)}
+    return report
+
+
+def bench_answer(
+    engine: Engine, tokens: int, new_tokens: int, plan: Plan, repeats: int = 3, checkpoint: Checkpoint = carry_on
+) -> dict:
+    """Time to read a prompt of random tokens and to write an answer of `new_tokens` greedy ones, per variant."""
+    _check(engine, plan, tokens, new_tokens, repeats)
+    ids = random_ids(engine, tokens)
+
+    def answer(stepper: Callable[[], Callable]) -> Callable:
+        def whole():
+            step = stepper()  # the prompt gives the first token
+            for _ in range(new_tokens - 1):
+                step()
+
+        return whole
+
+    tasks = {
+        "stock": answer(lambda: _stock_stepper(engine, ids)),
+        "dense": answer(lambda: greedy_steps(engine, *engine.read(ids, DENSE, new_tokens))),
+        "plan": answer(lambda: greedy_steps(engine, *engine.read(ids, plan, new_tokens))),
+    }
+    with engine.exclusive(checkpoint), torch.inference_mode():
+        times = interleaved(tasks, repeats, engine.loaded.device, warm_up=0, checkpoint=checkpoint)
+    report = _report(engine, plan, times, None)
+    return report | {"tokens": tokens, "new_tokens": new_tokens}
+
+
+def _fixed(plan: Plan) -> Plan:
+    """The same budget as a mask that no token changes."""
+    return replace(plan, channels=replace(plan.channels, rescore=NONE))
+
+
+def _partition_ms(engine: Engine, ids: torch.Tensor, plan: Plan) -> tuple[float, float]:
+    """What one prompt spends on scoring and on slicing."""
+    channels = engine.read(ids, plan, 0)[1].channels
+    return channels.scoring.milliseconds, channels.slicing.milliseconds
+
+
+def _timed_ffn(engine: Engine, watch: Stopwatch) -> Callable:
+    """The dense FFN, its time added up."""
+
+    def ffn(i: int, x: torch.Tensor) -> torch.Tensor:
+        with watch:
+            return engine.decoder.ffn(i, x)
+
+    return ffn
+
+
+def _adding(step: Callable, total: Callable[[], float | None], added: list[float]) -> Callable:
+    """A step that also keeps by how much a running total has grown, where there is one."""
+
+    def stepped():
+        before = total()
+        result = step()
+        if before is not None:
+            added.append(total() - before)
+        return result
+
+    return stepped
 
 
 def random_ids(engine: Engine, count: int) -> torch.Tensor:
@@ -58,15 +158,14 @@ def random_ids(engine: Engine, count: int) -> torch.Tensor:
     return ids.to(engine.loaded.device)
 
 
-def _stepper(engine: Engine, ids: torch.Tensor, plan: Plan, room: int):
+def greedy_steps(engine: Engine, logits: torch.Tensor, state: State):
     """A function that writes one greedy token per call, reading it back as a real run does."""
-    logits, cache, positions = engine.read(ids, plan, room)
-    write = engine.stepper(cache, positions)
-    state = {"token": logits.argmax(-1, keepdim=True)}
+    write = engine.stepper(state)
+    last = {"token": logits.argmax(-1, keepdim=True)}
 
     def step():
-        state["token"] = write(state["token"]).argmax(-1, keepdim=True)
-        return state["token"].item()
+        last["token"] = write(last["token"]).argmax(-1, keepdim=True)
+        return last["token"].item()
 
     return step
 
@@ -85,14 +184,14 @@ def _stock_stepper(engine: Engine, ids: torch.Tensor):
 
 
 def _check(engine: Engine, plan: Plan, prompt_tokens: int, new_tokens: int, repeats: int) -> None:
-    plan.check(engine.spec.layers)
+    engine.check(plan)
     if prompt_tokens < 1 or repeats < 1 or new_tokens < 1:
         raise PopError("The numbers of tokens and repeats must be at least 1.")
     engine.check_length(prompt_tokens, new_tokens)
-    engine.projection(plan)  # set-up, not part of any round
+    engine.prepare(plan)  # set-up, not part of any round
 
 
-def _report(engine: Engine, plan: Plan, times: dict[str, list[float]], limit: float) -> dict:
+def _report(engine: Engine, plan: Plan, times: dict[str, list[float]], limit: float | None) -> dict:
     against_dense = speedup(times["dense"], times["plan"])
     return {
         "model": engine.loaded.name,
@@ -108,7 +207,7 @@ def _report(engine: Engine, plan: Plan, times: dict[str, list[float]], limit: fl
         "speedup_vs_stock": speedup(times["stock"], times["plan"]),
         "dense_speedup_vs_stock": speedup(times["stock"], times["dense"]),
         "limit_speedup": limit,
-        "fraction_of_limit": against_dense / limit if against_dense is not None else None,
+        "fraction_of_limit": ratio(against_dense, limit),
         "spread": {name: spread(values) for name, values in times.items()},
         "rounds": len(times["plan"]),
     }

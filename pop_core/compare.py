@@ -99,7 +99,7 @@ def compare_steps(
     sampling, repeats = sampling or Sampling(), whole_number(repeats, "number of repeats")
     if repeats < 0:
         raise PopError(f"The number of repeats is {repeats}; it must not be negative.")
-    plan.check(engine.spec.layers)
+    engine.check(plan)
     prompt = engine.encode(text, sampling, chat)
     with engine.exclusive(checkpoint):
         dense, pruned = (Generation(engine, prompt, p, sampling, checkpoint) for p in (DENSE, plan))

@@ -5,34 +5,71 @@ the projections of skipped layers and the head for one token. Decode is bound by
 the bytes of weights, keys and values that one step reads. An analysis is bound by the memory that it holds.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from .families import DecoderSpec
-from .plan import DENSE, Plan
-
-if TYPE_CHECKING:
-    import torch
+from .plan import DENSE, ChannelPruning, Plan
 
 
-def layer_parameters(spec: DecoderSpec) -> int:
-    """Weights in the linear layers of one decoder layer."""
-    attention = 2 * spec.hidden * spec.head_dim * spec.heads + 2 * spec.hidden * spec.kv_width
-    return attention + 3 * spec.hidden * spec.ffn
+def attention_parameters(spec: DecoderSpec) -> int:
+    """Weights in the linear layers of one layer's attention."""
+    return 2 * spec.hidden * spec.head_dim * spec.heads + 2 * spec.hidden * spec.kv_width
+
+
+def passed_channels(spec: DecoderSpec, layer: int) -> int:
+    """FFN channels of a layer that one token passes."""
+    return spec.experts_per_token * spec.expert_ffn + spec.shared_ffn if layer in spec.sparse else spec.ffn
+
+
+def layer_parameters(spec: DecoderSpec, layer: int) -> int:
+    """Weights in the linear layers of one decoder layer that one token passes."""
+    router = spec.hidden * (spec.experts + bool(spec.shared_ffn)) if layer in spec.sparse else 0
+    return attention_parameters(spec) + router + 3 * spec.hidden * passed_channels(spec, layer)
+
+
+def ffn_parameters(spec: DecoderSpec) -> int:
+    """Weights in all FFNs, experts included."""
+    return 3 * spec.hidden * sum(sum(spec.ffn_widths(i)) for i in range(spec.layers))
+
+
+def ffn_share(spec: DecoderSpec) -> float:
+    """Share of the layers' weights that are in FFNs."""
+    return ffn_parameters(spec) / layer_weights(spec)
+
+
+def layer_weights(spec: DecoderSpec) -> int:
+    """Weights of all layers but for norms, biases and routers."""
+    return spec.layers * attention_parameters(spec) + ffn_parameters(spec)
+
+
+def parameters(spec: DecoderSpec) -> int:
+    """The same of the whole model, tied ones once."""
+    return spec.vocab * spec.hidden * (1 if spec.tied else 2) + layer_weights(spec)
+
+
+def removed_share(spec: DecoderSpec, ratio: float) -> float:
+    """Share of the whole model that contributes nothing to a token when every FFN loses `ratio` of its channels."""
+    lost = sum(width - round((1 - ratio) * width) for i in range(spec.layers) for width in spec.ffn_widths(i))
+    return 3 * spec.hidden * lost / parameters(spec)
+
+
+def sliced_bytes(spec: DecoderSpec, pruning: ChannelPruning, itemsize: int) -> int:
+    """What the copies of the retained and candidate channels take."""
+    channels = sum(pruning.budget(width).sliced for i in range(spec.layers) for width in spec.ffn_widths(i))
+    return 3 * spec.hidden * channels * itemsize
 
 
 def prefill_flops(spec: DecoderSpec, tokens: int, plan: Plan = DENSE) -> float:
     """Floating-point operations to read a prompt of `tokens` tokens under a plan."""
-    cut, linear = plan.prefill, 2 * layer_parameters(spec)
+    cut = plan.prefill
     cutoff = spec.layers if cut is None else min(cut.cutoff, spec.layers)
     sinks, boundary = (0, 0) if cut is None else (cut.sinks, cut.boundary)
     if sinks + boundary >= tokens:
         cutoff = spec.layers
     total = 2 * spec.hidden * spec.vocab
-    for i in range(cutoff):
-        total += tokens * linear + _attention_flops(spec, i, 0, tokens)
-    for i in range(cutoff, spec.layers):
+    for i in range(spec.layers):
+        linear = 2 * layer_parameters(spec, i)
+        if i < cutoff:
+            total += tokens * linear + _attention_flops(spec, i, 0, tokens)
+            continue
         total += tokens * 4 * spec.hidden * spec.kv_width + (sinks + boundary) * linear
         total += _attention_flops(spec, i, 0, sinks) + _attention_flops(spec, i, tokens - boundary, tokens)
     return total
@@ -43,11 +80,23 @@ def prefill_limit(spec: DecoderSpec, tokens: int, plan: Plan) -> float:
     return prefill_flops(spec, tokens) / prefill_flops(spec, tokens, plan)
 
 
-def decode_bytes(spec: DecoderSpec, context: int, dtype: torch.dtype) -> int:
-    """Bytes that one decode step reads after `context` tokens, one sequence at a time."""
-    weights = spec.layers * layer_parameters(spec) + spec.hidden * spec.vocab
+def decode_bytes(spec: DecoderSpec, context: int, itemsize: int, ffn_bytes: float | None = None) -> float:
+    """Bytes that one decode step reads after `context` tokens, one sequence at a time. ffn_bytes: of the FFNs' weights,
+    where they are not those of the dense model."""
+    ffns = 3 * spec.hidden * sum(passed_channels(spec, i) for i in range(spec.layers))
+    weights = sum(layer_parameters(spec, i) for i in range(spec.layers)) - ffns + spec.hidden * spec.vocab
     seen = sum(min(spec.layer_window(i) or context, context) for i in range(spec.layers))
-    return (weights + 2 * seen * spec.kv_width) * dtype.itemsize
+    return (weights + 2 * seen * spec.kv_width) * itemsize + (ffns * itemsize if ffn_bytes is None else ffn_bytes)
+
+
+def decode_limit(spec: DecoderSpec, context: int, pruning: ChannelPruning, itemsize: int) -> float:
+    """The speed-up over dense if time were exactly proportional to the bytes read, every expert sliced."""
+    read = 0
+    for i in range(spec.layers):
+        shared = [spec.shared_ffn] * bool(spec.shared_ffn)
+        widths = [spec.expert_ffn] * spec.experts_per_token + shared if i in spec.sparse else [spec.ffn]
+        read += 3 * spec.hidden * sum(pruning.budget(width).sliced for width in widths) * itemsize
+    return decode_bytes(spec, context, itemsize) / decode_bytes(spec, context, itemsize, read)
 
 
 def analysis_bytes(spec: DecoderSpec, tokens: int, labels: int, itemsize: int, recompute: bool) -> int:
@@ -59,7 +108,8 @@ def analysis_bytes(spec: DecoderSpec, tokens: int, labels: int, itemsize: int, r
     """
     attention = 2 * (spec.heads + spec.kv_width // spec.head_dim) * spec.head_dim
     wide = 8 if spec.post_norms else 6  # tensors of the residual stream's width
-    kept = wide * spec.hidden + attention + 4 * spec.ffn
+    widest = max(passed_channels(spec, i) for i in range(spec.layers))
+    kept = wide * spec.hidden + attention + 4 * widest + _mixture_states(spec)
     if spec.qk_norm:
         kept += 2 * (spec.heads + spec.kv_heads) * spec.head_dim
     per_token = spec.layers * spec.hidden + 3 * kept if recompute else (spec.layers + 1) * kept
@@ -73,8 +123,14 @@ def ablation_bytes(spec: DecoderSpec, tokens: int, labels: int) -> int:
     """What leaving out every layer of a sample of `tokens` tokens needs at its peak, in bytes, beside the model: the
     states of a dense forward, and a batch of as many variants as there are layers, in float32."""
     kept = spec.layers * (2 * spec.hidden + 2 * spec.kv_width)
-    batch = spec.layers * (4 * spec.hidden + 3 * spec.ffn + 3 * spec.heads * spec.head_dim)
+    widest = max(passed_channels(spec, i) for i in range(spec.layers))
+    batch = spec.layers * (4 * spec.hidden + 3 * widest + _mixture_states(spec) + 3 * spec.heads * spec.head_dim)
     return 4 * (tokens * (kept + batch) + 4 * labels * spec.vocab)
+
+
+def _mixture_states(spec: DecoderSpec) -> int:
+    """Numbers a token and layer that a mixture keeps beside its FFNs': what experts are given, and what they give."""
+    return 3 * (spec.experts_per_token + bool(spec.shared_ffn)) * spec.hidden + 3 * spec.experts if spec.sparse else 0
 
 
 def _attention_flops(spec: DecoderSpec, layer: int, start: int, stop: int) -> float:

@@ -7,22 +7,29 @@ only for the token, so that a CUDA graph can capture it (`StaticStep`).
 import torch
 
 from .cache import KVCache
-from .decoder import Decoder, Positions, attend_to
+from .decoder import Decoder, Ffn, Positions, attend_to
 
 
-def decode_step(decoder: Decoder, cache: KVCache, positions: Positions, tokens: torch.Tensor) -> torch.Tensor:
+def decode_step(
+    decoder: Decoder, cache: KVCache, positions: Positions, tokens: torch.Tensor, ffn: Ffn | None = None
+) -> torch.Tensor:
     """Append one token per row, `[B, 1]`, and return the logits of the next, `[B, vocab]`."""
-    return extend(decoder, cache, positions, tokens)[:, 0]
+    return extend(decoder, cache, positions, tokens, ffn)[:, 0]
 
 
-def extend(decoder: Decoder, cache: KVCache, positions: Positions, tokens: torch.Tensor) -> torch.Tensor:
-    """Append `T` known tokens per row, `[B, T]`, through all layers; logits after each, `[B, T, vocab]`."""
+def extend(
+    decoder: Decoder, cache: KVCache, positions: Positions, tokens: torch.Tensor, ffn: Ffn | None = None
+) -> torch.Tensor:
+    """Append `T` known tokens per row, `[B, T]`, through all layers; logits after each, `[B, T, vocab]`.
+
+    ffn: what takes the place of the layers' own FFNs.
+    """
     start, count = cache.lengths[0], tokens.shape[1]
     rope = positions.span(start, start + count)
     attend = _OneQuery(decoder, cache, positions) if count == 1 else _ManyQueries(decoder, cache, positions, count)
     h = decoder.embed(tokens)
     for i in range(decoder.spec.layers):
-        h = decoder.block(i, h, rope, attend)
+        h = decoder.block(i, h, rope, attend, ffn=ffn)
     cache.check(start + count)
     return decoder.head(h)
 
@@ -78,8 +85,8 @@ class StaticStep:
     One object serves one run. `capture` turns the step into a CUDA graph; without it the same operations run eagerly.
     """
 
-    def __init__(self, decoder: Decoder, cache: KVCache, positions: Positions, batch: int = 1):
-        self.decoder, self.cache, self.positions = decoder, cache, positions
+    def __init__(self, decoder: Decoder, cache: KVCache, positions: Positions, batch: int = 1, ffn: Ffn | None = None):
+        self.decoder, self.cache, self.positions, self.ffn = decoder, cache, positions, ffn
         self.token = torch.zeros(batch, 1, dtype=torch.long, device=decoder.devices[0])
         self.slot = torch.zeros(1, dtype=torch.long, device=decoder.devices[0])
         self.graph = self.logits = None
@@ -124,7 +131,7 @@ class StaticStep:
 
         rope, h = self.positions.take(self.slot[None]), decoder.embed(self.token)
         for i in range(decoder.spec.layers):
-            h = decoder.block(i, h, rope, attend)
+            h = decoder.block(i, h, rope, attend, ffn=self.ffn)
         return decoder.head(h)[:, 0]
 
     def _mask(self, layer: int) -> torch.Tensor:

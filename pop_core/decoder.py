@@ -43,6 +43,7 @@ class Decoder:
         self.lm_head = model.lm_head
         self.devices = [_device_of(layer) for layer in self.layers]
         self.norm_device, self.head_device = _device_of(self.norm), _device_of(self.lm_head)
+        self.one_device = len({*self.devices, self.norm_device, self.head_device}) == 1
         self.plain = _plain_on_cpu(model)
         self.readable = not packed(self.layers) and not offloaded(self.layers)
         self.ffns = [_ffns_of(layer.mlp) for layer in self.layers] if self.readable else None
@@ -82,7 +83,7 @@ class Decoder:
         ffn: what takes the place of the layer's own FFN (`channels.py`).
         """
         layer, post_norms = self.layers[i], self.spec.post_norms
-        h = h.to(self.devices[i])  # layers of one model may live on several devices
+        h = self.on_device(i, h)
         branch = self.attention(i, self.normed(layer.input_layernorm, h), rope, attend)
         if post_norms:
             branch = self.normed(layer.post_attention_layernorm, branch)
@@ -136,7 +137,10 @@ class Decoder:
 
     def head(self, h: torch.Tensor) -> torch.Tensor:
         """The residual stream `[B, T, hidden]` to logits `[B, T, vocab]`."""
-        logits = self.linear(self.lm_head, self.normed(self.norm, h.to(self.norm_device)).to(self.head_device))
+        if not self.one_device:
+            h = h.to(self.norm_device)
+        h = self.normed(self.norm, h)
+        logits = self.linear(self.lm_head, h if self.one_device else h.to(self.head_device))
         cap = self.spec.logit_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
@@ -147,10 +151,15 @@ class Decoder:
         return module(x)
 
     def normed(self, module, x: torch.Tensor) -> torch.Tensor:
-        """`module(x)` for an RMS norm; on a CPU one fused operation instead of six."""
+        """`module(x)` for an RMS norm; on a CPU with fewer operations, of which a single token needs but three."""
         if not self.plain:
             return module(x)
-        return rms_norm(x, x.shape[-1:], self.spec.norm_offset + module.weight, self.spec.rms_eps)
+        offset, eps = self.spec.norm_offset, self.spec.rms_eps
+        gain = offset + module.weight if offset else module.weight
+        if x.numel() == x.shape[-1] and not x.requires_grad:
+            flat = x.reshape(-1)
+            return (x * gain).mul_((torch.dot(flat, flat).item() / len(flat) + eps) ** -0.5)
+        return rms_norm(x, x.shape[-1:], gain, eps)
 
     def linear(self, module, x: torch.Tensor) -> torch.Tensor:
         """`module(x)`; on a CPU, for a single token, by `product`."""
@@ -169,18 +178,22 @@ class Decoder:
             return linear(x, weight, bias)
         blocks = weight.view(self.row_blocks, rows, weight.shape[1])
         # a transposed row, not a column: bmm picks its kernel by the strides, and the other one is four times slower
-        column = x.reshape(1, 1, -1).expand(self.row_blocks, -1, -1).transpose(1, 2)
+        column = x.as_strided((self.row_blocks, weight.shape[1], 1), (0, 1, weight.shape[1]))
         out = torch.bmm(blocks, column).view(*x.shape[:-1], weight.shape[0])
         return out if bias is None else out + bias
 
     def heads(self, x: torch.Tensor) -> torch.Tensor:
         """`[B, T, n * head_dim]` to `[B, T, n, head_dim]`."""
-        return x.unflatten(-1, (-1, self.spec.head_dim))
+        return x.view(*x.shape[:-1], -1, self.spec.head_dim)
 
     def rope_of(self, i: int, rope: Rope) -> tuple[torch.Tensor, torch.Tensor]:
         """Cos and sin for layer `i`, on its device."""
         cos, sin = rope[self.spec.layer_types[i]]
-        return cos.to(self.devices[i]), sin.to(self.devices[i])
+        return self.on_device(i, cos), self.on_device(i, sin)
+
+    def on_device(self, i: int, x: torch.Tensor) -> torch.Tensor:
+        """A tensor where layer `i` is: layers of one model may live on several devices."""
+        return x if self.one_device else x.to(self.devices[i])
 
 
 @dataclass
@@ -217,6 +230,10 @@ class Positions:
         index = slots[..., None]
         return {kind: tuple(t.take_along_dim(index, 1)[:, None] for t in pair) for kind, pair in self.tables.items()}
 
+    def real(self, slots: torch.Tensor) -> torch.Tensor | None:
+        """Which slots `[B or 1, T]` hold a token and not padding, `[B, T]`; None for all."""
+        return None if self.pad is None else slots >= self.pad[:, None]
+
     def mask(self, queries: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:
         """Which keys each query sees: bool `[B or 1, 1, Q, K]` from slots `[B or 1, Q]` and `[K]`.
 
@@ -248,6 +265,9 @@ def rotate(x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Te
 def attend_to(spec: DecoderSpec, q, k, v, mask: torch.Tensor | None = None, causal: bool = False) -> torch.Tensor:
     """Softmax attention with grouped queries; `[B, heads, Q, D]` over `[B, kv_heads, K, D]`."""
     mask = mask if mask is None else mask.to(q.device)
+    if q.shape[2] == 1 and not causal:  # heads that share keys are queries of one head: a quarter less time
+        grouped = q.view(q.shape[0], spec.kv_heads, -1, q.shape[3])
+        return scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=spec.softmax_scale).view_as(q)
     return scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=causal, scale=spec.softmax_scale, enable_gqa=spec.heads != spec.kv_heads
     )

@@ -12,17 +12,20 @@ from contextlib import contextmanager
 
 import torch
 
-from . import kv_fit, memory
+from . import baselines, costs, kv_fit, memory
 from .cache import KVCache, cache_bytes
+from .channel_facts import facts, removed_share
+from .channels import OnlineChannels, StaticChannels, column_norms
 from .decode import StaticStep, decode_step, extend
 from .decoder import Decoder, Positions
 from .errors import Cancelled, PopError
 from .kv_projection import ModuleProjection, own_projection
 from .loading import LoadedModel
-from .plan import DENSE, FITTED, Plan
+from .plan import ALL, DENSE, FITTED, SHORTGPT, Plan
 from .prefill import full_slots, prefill
 from .run import Run
 from .sampling import Sampling, TextStream, choose, end_ids
+from .state import State
 from .stopping import Checkpoint, carry_on
 from .text import Prompt, encode_prompt
 
@@ -38,6 +41,9 @@ class Engine:
         self.ends = end_ids(loaded.model, loaded.tokenizer)
         self._lock = threading.Lock()
         self._projections: OrderedDict = OrderedDict()
+        self.statistics: baselines.Statistics | None = None  # of the calibration text; `baselines.ensure` makes them
+        self._norms: dict[str, list] = {}  # by score
+        self._static: tuple | None = None  # the baseline used last, and its weights
 
     @property
     def spec(self):
@@ -70,17 +76,60 @@ class Engine:
         need = cache_bytes(self.spec, 1, prompt_tokens + new_tokens, self.loaded.dtype)
         memory.require(need, self.loaded.device, "the keys and values of this prompt")
 
-    def state(self, ids: torch.Tensor, new_tokens: int, pad: torch.Tensor | None = None) -> tuple[KVCache, Positions]:
-        """A fresh cache and positions for `[B, N]` prompts (left-padded by `pad`) and `new_tokens` more."""
-        capacity = ids.shape[1] + new_tokens
-        cache = KVCache(self.spec, len(ids), capacity, self.decoder.devices, self.loaded.dtype)
-        return cache, Positions.build(self.decoder, capacity, ids.device, pad)
+    def check(self, plan: Plan) -> None:
+        """Raise `PopError` for a plan that this model cannot run, before anything of it runs."""
+        plan.check(self.spec.layers)
+        if plan.online or plan.static:
+            self.require_readable("Channel pruning" if plan.online else f"The baseline {plan.static.name}")
+        if plan.online and plan.online.rescore != ALL:
+            need = costs.sliced_bytes(self.spec, plan.online, self.loaded.dtype.itemsize)
+            memory.require(need, self.loaded.device, "the copy of the retained and candidate channels")
 
-    def stepper(self, cache: KVCache, positions: Positions) -> Callable[[torch.Tensor], torch.Tensor]:
+    def stepper(self, state: State) -> Callable[[torch.Tensor], torch.Tensor]:
         """The decode step of this device: tokens `[1, 1]` to the logits of the next, `[1, vocab]`."""
         if self.loaded.device.type == "cuda":
-            return StaticStep(self.decoder, cache, positions)
-        return lambda tokens: decode_step(self.decoder, cache, positions, tokens)
+            return StaticStep(state.decoder, state.cache, state.positions, ffn=state.ffn)
+        return lambda tokens: decode_step(state.decoder, state.cache, state.positions, tokens, state.ffn)
+
+    def prepare(self, plan: Plan) -> None:
+        """Make what runs of a plan share: set-up that is part of no run. What `read` needs and is not there is made.
+
+        Raises `PopError` if fitted projections (`kv_fit.fit`) or calibration (`baselines.ensure`) are not there.
+        """
+        self.projection(plan)
+        # made outside inference mode: they outlive the run
+        with torch.inference_mode(False), torch.no_grad():
+            if plan.online:
+                self.column_norms(plan.online.score)
+            baseline = plan.static
+            if baseline and self.statistics is None:
+                raise PopError(f"The baseline {baseline.name} has not seen its calibration text yet.")
+            if baseline and baseline.name != SHORTGPT and (self._static is None or self._static[0] != baseline):
+                self._static = None  # before the next one is made: both need not fit
+                self._static = baseline, baselines.static_channels(self.decoder, self.statistics, baseline)
+
+    def column_norms(self, score: str) -> list[list[torch.Tensor]]:
+        """`channels.column_norms`, made once."""
+        if score not in self._norms:
+            with torch.inference_mode(False), torch.no_grad():
+                self._norms[score] = column_norms(self.decoder, score)
+        return self._norms[score]
+
+    def _parts(self, plan: Plan) -> tuple[Decoder, OnlineChannels | StaticChannels | None]:
+        """The decoder and the channels of one run."""
+        if online := plan.online:
+            return self.decoder, OnlineChannels(self.decoder, online, self.column_norms(online.score))
+        if not plan.static:
+            return self.decoder, None
+        if plan.static.name == SHORTGPT:
+            return self.decoder.keeping(self.kept_layers(plan)), None
+        return self.decoder, self._static[1]
+
+    def kept_layers(self, plan: Plan) -> list[int]:
+        """The layers that a plan has at all: all of them, but for ShortGPT."""
+        if not plan.static or plan.static.name != SHORTGPT:
+            return list(range(self.spec.layers))
+        return baselines.kept_layers(self.decoder, self.statistics, plan.static.ratio, costs.ffn_share(self.spec))
 
     def projection(self, plan: Plan):
         """The projection that a plan's skipped layers need, built once per cutoff; None when nothing is skipped.
@@ -119,25 +168,41 @@ class Engine:
             )
 
     @torch.inference_mode()
-    def read(self, ids: torch.Tensor, plan: Plan, new_tokens: int, checkpoint: Checkpoint = carry_on):
-        """Prefill `[1, N]` under a plan: the logits after the prompt `[1, vocab]`, the cache and the positions."""
-        plan.check(self.spec.layers)
-        projection = self.projection(plan)
-        cache, positions = self.state(ids, new_tokens)
-        return prefill(self.decoder, cache, positions, ids, plan.prefill, projection, checkpoint), cache, positions
+    def read(
+        self, ids: torch.Tensor, plan: Plan, new_tokens: int, checkpoint: Checkpoint = carry_on
+    ) -> tuple[torch.Tensor, State]:
+        """Prefill `[1, N]` under a plan, partition of the channels included: the logits after the prompt `[1, vocab]`,
+        and the state to write `new_tokens` more from."""
+        self.check(plan)
+        self.prepare(plan)
+        decoder, channels = self._parts(plan)
+        capacity = ids.shape[1] + new_tokens
+        cache = KVCache(decoder.spec, len(ids), capacity, decoder.devices, self.loaded.dtype)
+        positions = Positions.build(decoder, capacity, ids.device)
+        reading = channels and channels.reading
+        logits = prefill(decoder, cache, positions, ids, plan.prefill, self.projection(plan), checkpoint, reading)
+        if channels:
+            checkpoint()
+            channels.partition()
+        return logits, State(decoder, cache, positions, channels, channels and channels.writing)
 
     @torch.inference_mode()
     def continuation_logits(self, ids: torch.Tensor, continuation: torch.Tensor, plan: Plan) -> torch.Tensor:
-        """Teacher forcing: read `[1, N]` under a plan, then the known `[1, C]` through the full model.
+        """Teacher forcing: read `[1, N]` under a plan, then the known `[1, C]` as if it were written.
 
         Returns `[C, vocab]`: row `t` predicts `continuation[t]`. Prompt log-probabilities are not valid under a
         prefill cut, so none are offered.
         """
-        first, cache, positions = self.read(ids, plan, continuation.shape[1])
+        return self.continuation(ids, continuation, plan)[0]
+
+    @torch.inference_mode()
+    def continuation(self, ids: torch.Tensor, continuation: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, State]:
+        """The same, with the state that it ends in."""
+        first, state = self.read(ids, plan, continuation.shape[1])
         if continuation.shape[1] == 1:
-            return first
-        rest = extend(self.decoder, cache, positions, continuation[:, :-1])[0]
-        return torch.cat((first, rest))
+            return first, state
+        rest = extend(state.decoder, state.cache, state.positions, continuation[:, :-1], state.ffn)[0]
+        return torch.cat((first, rest)), state
 
     def token_ids(self, ids) -> torch.Tensor:
         """Ids as `[1, N]` on the model's device. Raises `PopError` for ids that the model has no embedding for."""
@@ -169,7 +234,7 @@ class Engine:
     ) -> Iterator["Generation"]:
         """As `generate`, yielding the `Generation` after the prefill and after each token."""
         sampling = sampling or Sampling()
-        plan.check(self.spec.layers)
+        self.check(plan)
         prompt = self.encode(text, sampling, chat)
         with self.exclusive(checkpoint):
             generation = Generation(self, prompt, plan, sampling, checkpoint)
@@ -196,6 +261,7 @@ class Generation:
         self.tokens: list[int] = []
         self.pieces: list[str] = []
         self.stop: str | None = None
+        self.state: State | None = None  # until the prompt is read
         self.prefill_ms = 0.0
         self.step_ms: list[float] = []
 
@@ -212,11 +278,11 @@ class Generation:
         """Read the prompt and choose the first token; keeps the first token's logits in `first_logits` `[vocab]`."""
         engine = self.engine
         ids = engine.token_ids(self.prompt.ids)
-        engine.projection(self.plan)  # loading or folding it is set-up, not prefill
+        engine.prepare(self.plan)
         start = time.perf_counter()
-        logits, self.cache, self.positions = engine.read(ids, self.plan, self.sampling.max_new_tokens, self.checkpoint)
+        logits, self.state = engine.read(ids, self.plan, self.sampling.max_new_tokens, self.checkpoint)
         self._take(logits)
-        self.write = self.engine.stepper(self.cache, self.positions)
+        self.write = self.engine.stepper(self.state)
         self.prefill_ms = (time.perf_counter() - start) * 1e3
         self.first_logits = logits[0]
 
@@ -227,6 +293,8 @@ class Generation:
         start = time.perf_counter()
         self._take(self.write(self.last))
         self.step_ms.append((time.perf_counter() - start) * 1e3)
+        if isinstance(self.state.channels, OnlineChannels):
+            self.state.channels.note()
 
     def cancel(self) -> None:
         self.stop = "cancelled"
@@ -253,6 +321,8 @@ class Generation:
         skipped = 0 if cut is None else max(0, layers - cut.cutoff)
         full = full_slots(length, cut, Positions({}), "cpu") if skipped else None
         notices = list(self.prompt.notices)
+        dropped = sorted({*range(layers)} - {*engine.kept_layers(plan)})
+        online = self.state and isinstance(self.state.channels, OnlineChannels)
         if skipped and full is None:
             notices.append(f"Nothing was skipped: all {length} prompt tokens are sinks or boundary.")
         return Run(
@@ -273,6 +343,9 @@ class Generation:
             layers=layers,
             skipped_layers=skipped if full is not None else 0,
             full_tokens=length if full is None else full.shape[1],
+            dropped_layers=dropped,
+            removed_share=removed_share(self.state, engine.spec) if self.state else 0.0,
+            channels=facts(self.state.channels) if online and self.done else None,
             device=str(engine.loaded.device),
             dtype=str(engine.loaded.dtype).removeprefix("torch."),
             notices=notices,

@@ -18,7 +18,8 @@ class FfnWeights:
     """Weights of `K` channels.
 
     ins: what makes gate and up: one matrix `[2K, hidden]`, gate first, or two of `[K, hidden]`. in_biases: of the same
-    rows, or None. down: `[hidden, K]`. down_bias: `[hidden]` or None. activation: a module.
+    rows, or None. down: `[hidden, K]`. down_bias: `[hidden]` or None. activation: a module. filling: how many of the
+    channels, the last ones, are nothing but zeros.
     """
 
     ins: tuple[torch.Tensor, ...]
@@ -26,6 +27,7 @@ class FfnWeights:
     down: torch.Tensor
     down_bias: torch.Tensor | None
     activation: torch.nn.Module
+    filling: int = 0
 
     @property
     def channels(self) -> int:
@@ -36,9 +38,9 @@ class FfnWeights:
         """What one token reads."""
         return sum(part.numel() * part.element_size() for part in (*self.ins, self.down))
 
-    def take(self, keep: torch.Tensor, multiple: int) -> "FfnWeights":
+    def take(self, keep: torch.Tensor, multiple: int, bias: torch.Tensor | None = None) -> "FfnWeights":
         """The channels `keep` `[K]`, in this order, copied into one matrix for gate and up and one for down, filled up
-        with channels of zeros to a multiple of `multiple`."""
+        with channels of zeros to a multiple of `multiple`. bias: to be added to the output, `[hidden]`."""
         width = -(-len(keep) // multiple) * multiple
         gate, up = self._halves(self.ins)
         ins = gate.new_zeros(2 * width, gate.shape[1])
@@ -52,7 +54,11 @@ class FfnWeights:
             for half, start in zip(self._halves(self.in_biases), (0, width), strict=True):
                 biases[start : start + len(keep)] = half[keep]
             biases = (biases,)
-        return FfnWeights((ins,), biases, down, self.down_bias, self.activation)
+        if bias is None or self.down_bias is None:
+            bias = self.down_bias if bias is None else bias
+        else:
+            bias = bias + self.down_bias
+        return FfnWeights((ins,), biases, down, bias, self.activation, width - len(keep))
 
     @staticmethod
     def _halves(parts: tuple[torch.Tensor, ...]):

@@ -15,17 +15,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from .calibration import KINDS, read_kind
+from .calibration import KINDS, SEGMENT, calibration_segments, read_kind
 from .decoder import Decoder, Positions
 from .embedded import cache_dir
 from .errors import PopError
 from .kv_projection import FusedProjection, folded_weight, unit_rms
 from .plan import DENSE, FITTED, Plan
 from .prefill import CausalAttention
-from .text import bos_ids, encode_text
 from .timing import interleaved
 
-SEGMENT = 512  # tokens read at once
 LEFT_OUT = 4  # first positions of a segment: attention sinks, whose huge activations would rule the regression
 RIDGE = 0.1  # lambda, as a share of the mean feature energy
 EQUATIONS = 1.3  # reading plus accumulating and solving, over reading alone (measured on smollm2)
@@ -95,16 +93,6 @@ def cutoffs_to_fit(decoder: Decoder, wanted: int) -> list[int]:
     every = sorted({wanted, *range(max(1, spec.layers // 2), spec.layers)})
     need = sum(4 * spec.hidden * (spec.hidden + 2 * spec.kv_width * (spec.layers - c)) for c in every)
     return every if need <= MEMORY else [wanted]
-
-
-def calibration_segments(tokenizer) -> list[list[int]]:
-    """The bundled text as segments of at most `SEGMENT` ids, each with BOS where the model has one."""
-    bos, segments = bos_ids(tokenizer), []
-    for kind in KINDS:
-        ids = encode_text(tokenizer, read_kind(kind))
-        size = SEGMENT - len(bos)
-        segments += [bos + ids[at : at + size] for at in range(0, len(ids), size)]
-    return [segment for segment in segments if len(segment) > 2 * LEFT_OUT]
 
 
 def fit(

@@ -5,13 +5,18 @@ from a projection of the residual stream at the cutoff, and only the sinks and t
 the paper's two passes (prune all but the last token, then decode it) and reads the kept layers' weights once.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from .cache import KVCache
-from .decoder import Decoder, Positions, attend_to
+from .decoder import Decoder, Ffn, Positions, attend_to
 from .kv_projection import Projection
 from .plan import PrefillCut
 from .stopping import Checkpoint, carry_on
+
+# which of the tokens that a layer will see count, [B, T] or None for all, to the FFN that they pass
+ReadingFfn = Callable[[torch.Tensor | None], Ffn]
 
 
 def prefill(
@@ -22,11 +27,13 @@ def prefill(
     cut: PrefillCut | None = None,
     project: Projection | None = None,
     checkpoint: Checkpoint = carry_on,
+    reading: ReadingFfn | None = None,
 ) -> torch.Tensor:
     """Fill `cache` with the prompt and return the logits of its last token, `[B, vocab]`.
 
     ids: `[B, N]`, left-padded as `positions` says. cut: None, or a cutoff of `L` or more, is dense. project: keys and
     values of the layers from the cutoff up. checkpoint: called before each layer; may raise to abandon the run.
+    reading: what takes the place of the FFNs, padding and repeated tokens not counted.
     """
     length, layers = ids.shape[1], decoder.spec.layers
     full = None
@@ -37,18 +44,20 @@ def prefill(
     h = decoder.embed(ids)
     rope = positions.span(0, length)
     attend = PromptAttention(decoder, cache, positions, length)
+    ffn = reading and reading(positions.real(torch.arange(length, device=ids.device)[None]))
     for i in range(cutoff):
         checkpoint()
-        h = decoder.block(i, h, rope, attend)
+        h = decoder.block(i, h, rope, attend, ffn=ffn)
     last = h[:, -1:]
 
     if full is not None:
         attend = _LegAttention(decoder, cache, positions, full, length, project(decoder, h, rope))
         h = h.take_along_dim(full[..., None].to(h.device), dim=1)
         rope = positions.take(full)
+        ffn = reading and reading(_first_times(full, positions))
         for i in range(cutoff, layers):
             checkpoint()
-            h = decoder.block(i, h, rope, attend)
+            h = decoder.block(i, h, rope, attend, ffn=ffn)
         if cut.boundary:  # without a boundary, an ablation, the first token is written from the cutoff
             last = h[:, -1:]
 
@@ -70,6 +79,14 @@ def full_slots(length: int, cut: PrefillCut, positions: Positions, device) -> to
         pad = positions.pad[:, None]
         first, last = (first + pad).clamp(max=length - 1), last.maximum(pad)
     return torch.cat((first, last), dim=1)
+
+
+def _first_times(full: torch.Tensor, positions: Positions) -> torch.Tensor | None:
+    """Which entries of `full_slots` name a slot for the first time in their row, or None for all of them."""
+    if positions.pad is None:
+        return None
+    again = (full[:, :, None] == full[:, None, :]).tril(-1).any(-1)
+    return ~again
 
 
 class CausalAttention:

@@ -67,7 +67,7 @@ def measure(
 ) -> list[Quality]:
     """The quality of each plan on the same segments; the dense model reads each segment once."""
     for plan in plans:
-        plan.check(engine.spec.layers)
+        engine.check(plan)
     sums = [{"loss": [], "kl": [], "first": [], "same": []} for _ in plans]
     dense_losses = []
     with engine.exclusive(checkpoint):

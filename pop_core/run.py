@@ -10,7 +10,9 @@ class Run:
     prefill_ms: from the embedding to the first token, filling of caches and projections included. ttft_ms: from the
     request to the first token, so tokenisation and allocation too. step_ms: each decode step. stop: "end" (the model
     ended its answer), "stop" (a stop string), "length" or "cancelled". pieces: the text of each token.
-    full_tokens: prompt tokens that ran every layer.
+    full_tokens: prompt tokens that ran every layer. removed_share: weights that contributed nothing to a token written,
+    as a share of the whole model's. dropped_layers: left out in both stages. channels: `channel_facts.facts`, of a run
+    that chose its channels by the prompt, once it is done.
     """
 
     model: str
@@ -32,6 +34,9 @@ class Run:
     full_tokens: int
     device: str
     dtype: str
+    dropped_layers: list[int] = field(default_factory=list)
+    removed_share: float = 0.0
+    channels: dict | None = None
     notices: list[str] = field(default_factory=list)
 
     @property

@@ -26,6 +26,35 @@ def milliseconds(task: Task, device: torch.device) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
+class Stopwatch:
+    """Adds up the time spent in its `with` blocks. On a GPU that is only known once the device is done with them."""
+
+    def __init__(self, device: torch.device):
+        self.cuda, self._spent, self._events = device.type == "cuda", 0.0, []
+
+    def __enter__(self):
+        if self.cuda:
+            self._events.append([torch.cuda.Event(enable_timing=True) for _ in range(2)])
+            self._events[-1][0].record()
+        else:
+            self._start = time.perf_counter()
+
+    def __exit__(self, *_):
+        if self.cuda:
+            self._events[-1][1].record()
+        else:
+            self._spent += time.perf_counter() - self._start
+
+    @property
+    def milliseconds(self) -> float:
+        """The sum so far. Waits for the device."""
+        for start, end in self._events:
+            end.synchronize()
+            self._spent += start.elapsed_time(end) / 1e3
+        self._events.clear()
+        return self._spent * 1e3
+
+
 def interleaved(
     tasks: dict[str, Task], repeats: int, device: torch.device, warm_up: int = 1, checkpoint: Task | None = None
 ) -> dict[str, list[float]]:

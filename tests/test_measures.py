@@ -175,7 +175,7 @@ def test_flops_are_those_of_the_linear_layers_and_of_causal_pairs(engine):
     linear = sum(
         p.numel() for name, p in engine.loaded.model.model.layers.named_parameters() if name.endswith("proj.weight")
     )
-    assert costs.layer_parameters(spec) * spec.layers == linear
+    assert costs.layer_parameters(spec, 0) * spec.layers == linear
     pairs = sum(min(i + 1, WINDOW) for i in range(n)) * 5 + n * (n + 1) / 2  # five sliding layers and a full one
     expected = n * 2 * linear + 4 * spec.heads * spec.head_dim * pairs + 2 * spec.hidden * spec.vocab
     assert costs.prefill_flops(spec, n) == expected

@@ -1,0 +1,270 @@
+"""Partition-guided Online Pruning (arXiv 2602.06822, section 3): FFN channels by prompt, and again by token.
+
+While the prompt is read, dense, every channel is scored: `I_j = c_j * ||H_j||_2`, the norm of its activations over the
+prompt's tokens times how much its column of `W_down` weighs. Then the channels of each FFN are split into retained,
+candidate and pruned ones, and the first two are copied once into contiguous weights. Each token written re-scores the
+candidates with its own activations and keeps the best of them; the activations of the others become 0.
+
+Each sequence of a batch has its own scores, partition and slices, and each expert of a mixture too, from the tokens
+routed to it. An FFN that no prompt token reached (an expert, or a layer that the whole prompt skipped) stays whole
+(ours). In layers that a `PrefillCut` skips, the sinks and the boundary are the only tokens to score.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from . import experts
+from .decoder import Decoder, Ffn
+from .ffn import FfnWeights
+from .plan import ALL, GRIFFIN, L2, MAX, ChannelPruning
+from .timing import Stopwatch
+
+RETAINED, CANDIDATE, PRUNED = 0, 1, 2  # regions
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one sequence has of one FFN.
+
+    weights: retained channels, then candidates, then zeros. channels: of the whole FFN. whole: all of them stayed.
+    first, last: where the candidates are. chosen: how many of them a token keeps. norms: their `c_j`, float32. region:
+    `[channels]`, uint8, or None where there is no partition. scores: `[channels]`, float32, or None.
+    """
+
+    weights: FfnWeights
+    channels: int
+    whole: bool = False
+    first: int = 0
+    last: int = 0
+    chosen: int = 0
+    norms: torch.Tensor | None = None
+    region: torch.Tensor | None = None
+    scores: torch.Tensor | None = None
+
+    @property
+    def kept(self) -> int:
+        """Channels that contribute to a token."""
+        return self.channels if self.whole else self.first + self.chosen
+
+
+class OnlineChannels:
+    """The FFNs of one run: `reading` the prompt, `partition`, then `writing`."""
+
+    def __init__(self, decoder: Decoder, pruning: ChannelPruning, norms: list[list[torch.Tensor]], batch: int = 1):
+        """norms: `column_norms` for the pruning's score."""
+        self.decoder, self.pruning, self.norms, self.batch = decoder, pruning, norms, batch
+        self.squares: dict[tuple[int, int], torch.Tensor] = {}  # (layer, FFN) -> [B, channels]
+        self.reached: dict[tuple[int, int], list[int]] = {}  # -> prompt tokens of each sequence
+        self.parts: list[list[list[Part]]] = []  # by sequence, layer and FFN
+        self.scoring, self.slicing = Stopwatch(decoder.devices[0]), Stopwatch(decoder.devices[0])
+        # a decode step on a GPU may be captured as a graph, which events cannot be part of
+        self.rescoring = nullcontext() if self.scoring.cuda else Stopwatch(decoder.devices[0])
+        self.dropped: list[torch.Tensor | None] = [None] * decoder.spec.layers  # of the last token, by dense layer
+        self.history: list[list[torch.Tensor | None]] = []
+        self._lanes: dict[int, Lane | None] = {}  # by the id of their part
+        self.bytes_read = 0  # of FFN weights, while writing
+
+    def reading(self, counted: torch.Tensor | None) -> Ffn:
+        """The dense FFN of prompt tokens, scored on the way. counted: `[B, T]`, which tokens count, or None for all."""
+        if self.pruning.rescore == ALL:
+            return self.decoder.ffn
+        return lambda i, x: self.decoder.ffn(i, x, partial(self._score, counted, x.shape[1]))
+
+    def partition(self) -> None:
+        """Split the channels by their scores and slice the weights. Called once, when the prompt is read."""
+        with self.slicing:
+            self.parts = [
+                [[self._part(row, i, e) for e in range(len(ffns))] for i, ffns in enumerate(self.decoder.ffns)]
+                for row in range(self.batch)
+            ]
+        self.squares.clear()
+
+    def writing(self, i: int, x: torch.Tensor) -> torch.Tensor:
+        """The FFN of written tokens, `[B, T, hidden]`: each of them chooses its own candidates."""
+        if self.batch == 1:
+            return self._write(self.parts[0][i], i, x)
+        return torch.cat([self._write(parts[i], i, row) for parts, row in zip(self.parts, x.split(1), strict=True)])
+
+    def kept(self) -> list[list[int]]:
+        """Channels that contribute to a token of the first sequence, by layer and FFN."""
+        return [[part.kept for part in row] for row in self.parts[0]]
+
+    @property
+    def rescoring_ms(self) -> float | None:
+        """Time spent on re-scoring so far; None on a GPU, where it is not measured."""
+        return self.rescoring.milliseconds if isinstance(self.rescoring, Stopwatch) else None
+
+    def note(self) -> None:
+        """Remember which candidates the last token dropped, by layer; None for mixtures and for layers that dropped
+        none."""
+        self.history.append([None if dropped is None else dropped.flatten().clone() for dropped in self.dropped])
+
+    def _score(self, counted, length: int, i: int, e: int, tokens: torch.Tensor | None, hidden: torch.Tensor) -> None:
+        with self.scoring:
+            squares = hidden.float().square()
+            if self.pruning.score == GRIFFIN:
+                squares /= squares.sum(-1, keepdim=True).clamp(min=torch.finfo(squares.dtype).tiny)
+            if self.batch == 1 and counted is None:
+                self.squares[i, e], self.reached[i, e] = squares.sum(0, keepdim=True), [len(squares)]
+                return
+            rows = torch.arange(self.batch, device=hidden.device).repeat_interleave(length)
+            real = torch.ones_like(rows, dtype=torch.bool) if counted is None else counted.to(rows.device).flatten()
+            if tokens is not None:
+                rows, real = rows[tokens], real[tokens]
+            sums = squares.new_zeros(self.batch, squares.shape[1])
+            self.squares[i, e] = sums.index_add_(0, rows[real], squares[real])
+            self.reached[i, e] = rows[real].bincount(minlength=self.batch).tolist()
+
+    def _part(self, row: int, i: int, e: int) -> Part:
+        weights, norms = self.decoder.ffns[i][e], self.norms[i][e]
+        budget = self.pruning.budget(weights.channels)
+        if self.pruning.rescore == ALL:
+            return Part(weights, weights.channels, last=weights.channels, chosen=budget.chosen, norms=norms)
+        if not self.reached.get((i, e), [0] * self.batch)[row]:
+            return Part(weights, weights.channels, whole=True)
+        scores = norms * self.squares[i, e][row].sqrt()
+        # a stable sort breaks ties by index; inside of a region the order is that of the model
+        order = scores.sort(descending=True, stable=True).indices
+        retained, candidates = order[: budget.sliced].split((budget.retained, budget.candidates))
+        retained, candidates = retained.sort().values, candidates.sort().values
+        region = torch.full_like(order, PRUNED, dtype=torch.uint8)
+        region[retained], region[candidates] = RETAINED, CANDIDATE
+        sliced = weights.take(torch.cat((retained, candidates)), self.decoder.row_blocks)
+        return Part(
+            weights=sliced,
+            channels=weights.channels,
+            first=budget.retained,
+            last=budget.sliced,
+            chosen=budget.chosen,
+            norms=norms[candidates],
+            region=region,
+            scores=scores,
+        )
+
+    def _write(self, parts: list[Part], i: int, x: torch.Tensor) -> torch.Tensor:
+        if i not in self.decoder.spec.sparse:
+            return self._ffn(parts[0], i, x)
+        mixture = self.decoder.layers[i].mlp
+        return experts.mixed(mixture, x, lambda e, tokens, states: self._ffn(parts[e], i, states))
+
+    def _ffn(self, part: Part, i: int, x: torch.Tensor) -> torch.Tensor:
+        self.bytes_read += part.weights.nbytes
+        if x.numel() == x.shape[-1] and (lane := self._lane(part)):
+            out = lane(x, self.rescoring)
+            if lane.rescored and i not in self.decoder.spec.sparse:
+                self.dropped[i] = torch.from_numpy(lane.dropped)
+            return out
+        return self.decoder.gated_ffn(part.weights, x, partial(self._choose, part, i))
+
+    def _choose(self, part: Part, i: int, hidden: torch.Tensor) -> None:
+        """Set the activations of the candidates that lose to 0; ties go to the lower index."""
+        if part.chosen == part.last - part.first:
+            return
+        with self.rescoring:
+            band = hidden[..., part.first : part.last]
+            order = (band * part.norms).abs_().sort(dim=-1, descending=True, stable=True).indices
+            dropped = order[..., part.chosen :]
+            band.scatter_(-1, dropped, 0)
+        if i not in self.decoder.spec.sparse:
+            self.dropped[i] = dropped
+
+    def _lane(self, part: Part) -> "Lane | None":
+        """The fast way for a single token through a part, where there is one."""
+        if id(part) not in self._lanes:
+            self._lanes[id(part)] = Lane(self.decoder, part) if Lane.fits(self.decoder, part) else None
+        return self._lanes[id(part)]
+
+
+class Lane:
+    """One token through one sliced FFN on a CPU: what `OnlineChannels._choose` and `Decoder.gated_ffn` do, without
+    making a tensor or a view that the step before had already. A decode step is bound by memory traffic, so whatever
+    else it does should be next to nothing; on a hundred numbers numpy, on the same memory, needs half of torch's time.
+    """
+
+    def __init__(self, decoder: Decoder, part: Part):
+        weights, blocks = part.weights, decoder.row_blocks
+        width, hidden = weights.channels, weights.down.shape[0]
+        self.decoder, self.part, self.blocks, self.hidden = decoder, part, blocks, hidden
+        self.ins = weights.ins[0].view(blocks, 2 * width // blocks, hidden)
+        self.down = weights.down.view(blocks, hidden // blocks, width)
+        self.both = self.ins.new_empty(blocks, 2 * width // blocks, 1)
+        self.flat = self.both.view(-1)
+        self.gate, self.up = self.flat.chunk(2)
+        self.column = self.gate.as_strided((blocks, width, 1), (0, 1, width))
+        self.rescored = part.chosen < part.last - part.first
+        if self.rescored:
+            self.band = self.gate[part.first : part.last].numpy()
+            self.minus_norms = -part.norms.numpy()
+            self.minus_scores = np.empty_like(self.band)
+        self.dropped = None
+
+    @staticmethod
+    def fits(decoder: Decoder, part: Part) -> bool:
+        """Whether the weights are one matrix for gate and up, in rows that the threads can share."""
+        weights, blocks = part.weights, decoder.row_blocks
+        shared = not weights.channels % blocks and not weights.down.shape[0] % blocks
+        return decoder.plain and len(weights.ins) == 1 and shared and weights.channels > 0
+
+    def __call__(self, x: torch.Tensor, rescoring) -> torch.Tensor:
+        weights = self.part.weights
+        torch.bmm(self.ins, x.as_strided((self.blocks, self.hidden, 1), (0, 1, self.hidden)), out=self.both)
+        if weights.in_biases is not None:
+            self.flat.add_(weights.in_biases[0])
+        torch.mul(self.decoder.activated(weights.activation, self.gate), self.up, out=self.gate)
+        if self.rescored:
+            with rescoring:
+                np.abs(self.band, out=self.minus_scores)
+                self.minus_scores *= self.minus_norms
+                self.dropped = self.minus_scores.argsort(kind="stable")[self.part.chosen :]
+                self.band[self.dropped] = 0
+        out = torch.bmm(self.down, self.column).view_as(x)
+        return out if weights.down_bias is None else out.add_(weights.down_bias)
+
+
+class StaticChannels:
+    """FFNs with the same channels left out in both stages, whatever the prompt: by layer and FFN."""
+
+    def __init__(self, decoder: Decoder, ffns: list[list[FfnWeights]]):
+        self.decoder, self.ffns = decoder, ffns
+        self.bytes_read = 0  # of FFN weights, while writing
+
+    def reading(self, counted: torch.Tensor | None) -> Ffn:
+        return self.writing
+
+    def partition(self) -> None:
+        """There is nothing to learn from the prompt: only what is written counts from here."""
+        self.bytes_read = 0
+
+    def kept(self) -> list[list[int]]:
+        """Channels that stay, by layer and FFN."""
+        return [[ffn.channels - ffn.filling for ffn in row] for row in self.ffns]
+
+    def writing(self, i: int, x: torch.Tensor) -> torch.Tensor:
+        if i not in self.decoder.spec.sparse:
+            return self._ffn(self.ffns[i][0], x)
+        mixture = self.decoder.layers[i].mlp
+        return experts.mixed(mixture, x, lambda e, tokens, states: self._ffn(self.ffns[i][e], states))
+
+    def _ffn(self, weights: FfnWeights, x: torch.Tensor) -> torch.Tensor:
+        self.bytes_read += weights.nbytes
+        return self.decoder.gated_ffn(weights, x)
+
+
+Reduce = Callable[[torch.Tensor], torch.Tensor]
+AGGREGATES: dict[str, Reduce] = {
+    "sum": lambda down: down.abs().sum(0),
+    L2: lambda down: down.square().sum(0).sqrt(),
+    MAX: lambda down: down.abs().amax(0),
+    GRIFFIN: lambda down: down.new_ones(down.shape[1]),
+}
+
+
+def column_norms(decoder: Decoder, score: str) -> list[list[torch.Tensor]]:
+    """`c_j` of each channel by layer and FFN, `[channels]` float32: the paper leaves open how the rows of `W_down` are
+    put together; see `ChannelPruning.score`. Reads weights."""
+    return [[AGGREGATES[score](ffn.down.float()) for ffn in ffns] for ffns in decoder.ffns]
