@@ -12,7 +12,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import Cancelled, PopError
-from .plan import FITTED, OWN, Plan, PrefillCut, whole_number
+from .plan import (
+    BASELINES,
+    CANDIDATES,
+    FITTED,
+    OWN,
+    RESCORES,
+    WIDTH,
+    Baseline,
+    ChannelPruning,
+    Plan,
+    PrefillCut,
+    whole_number,
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -50,6 +62,7 @@ def build_parser() -> Parser:
     compare.add_argument("--repeats", type=_count, default=3, help="timed prefills of each variant")
 
     quality = _pruning_command(commands, "quality", _quality, "KL, loss and agreement on a text")
+    _baseline_option(quality)
     quality.add_argument("--text", required=True, metavar="FILE")
     _counts(quality, prompt_tokens=448, new_tokens=64, segments=12)
 
@@ -74,6 +87,10 @@ def build_parser() -> Parser:
     _counts(prefill, tokens=1024, repeats=5)
     decode = _pruning_command(benches, "decode", _bench_decode, "time to write a token")
     _counts(decode, prompt_tokens=256, new_tokens=64)
+    answer = _pruning_command(benches, "answer", _bench_answer, "time to read a prompt and to write an answer")
+    _counts(answer, tokens=1024, new_tokens=64, repeats=3)
+    for command in (prefill, decode, answer):
+        _baseline_option(command)
     return parser
 
 
@@ -90,12 +107,20 @@ def _command(commands, name: str, run, help: str) -> argparse.ArgumentParser:
 def _pruning_command(commands, name: str, run, help: str) -> argparse.ArgumentParser:
     """A command that runs a plan."""
     command = _command(commands, name, run, help)
-    plan = command.add_argument_group("plan (nothing is skipped without --cutoff)")
+    plan = command.add_argument_group("plan (nothing is left out without --cutoff or --prune-ratio)")
     plan.add_argument("--cutoff", type=_count, help="layers kept for the prompt")
     plan.add_argument("--kv", choices=(OWN, FITTED), default=OWN, help="projections of the skipped layers")
     plan.add_argument("--sinks", type=_count, default=0, help="first tokens that run every layer")
     plan.add_argument("--boundary", type=_count, default=1, help="last tokens that run every layer")
+    plan.add_argument("--prune-ratio", type=float, metavar="R", help="share of the FFN channels left out while writing")
+    plan.add_argument("--candidate-width", type=float, default=WIDTH, metavar="G", help="share that is chosen by token")
+    plan.add_argument("--rescore", choices=RESCORES, default=CANDIDATES, help="channels that each token scores again")
+    command.set_defaults(baseline=None)
     return command
+
+
+def _baseline_option(command) -> None:
+    command.add_argument("--baseline", choices=BASELINES, help="another method, at the ratio of --prune-ratio")
 
 
 def _prompt_options(command) -> None:
@@ -223,10 +248,23 @@ def _bench_decode(options) -> dict:
     return bench_decode(_engine(options), options.prompt_tokens, options.new_tokens, _plan(options))
 
 
+def _bench_answer(options) -> dict:
+    from .bench import bench_answer
+
+    return bench_answer(_engine(options), options.tokens, options.new_tokens, _plan(options), options.repeats)
+
+
 def _plan(options) -> Plan:
-    if options.cutoff is None:
-        return Plan()
-    return Plan(PrefillCut(options.cutoff, options.kv, options.sinks, options.boundary))
+    cut = channels = baseline = None
+    if options.cutoff is not None:
+        cut = PrefillCut(options.cutoff, options.kv, options.sinks, options.boundary)
+    if options.baseline is not None:
+        if options.prune_ratio is None:
+            raise PopError("A baseline needs a ratio: give --prune-ratio too.")
+        baseline = Baseline(options.baseline, options.prune_ratio)
+    elif options.prune_ratio is not None:
+        channels = ChannelPruning(options.prune_ratio, options.candidate_width, options.rescore)
+    return Plan(cut, channels, baseline)
 
 
 def _sampling(options):
@@ -253,12 +291,13 @@ def _load(options):
 
 
 def _engine(options):
-    """The model, ready for the plan: fitted projections are fitted here if this is their first use."""
-    from . import kv_fit
+    """The model, ready for the plan: what is fitted or calibrated on its first use is made here."""
+    from . import baselines, kv_fit
 
     plan, engine = _plan(options), _load(options)
-    plan.check(engine.spec.layers)
+    engine.check(plan)
     kv_fit.ensure(engine, plan, _progress)
+    baselines.ensure(engine, plan, _progress)
     return engine
 
 

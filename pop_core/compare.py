@@ -16,7 +16,7 @@ from . import costs
 from .divergence import divergence, mean
 from .engine import Engine, Generation
 from .errors import Cancelled, PopError
-from .plan import DENSE, Plan, whole_number
+from .plan import DENSE, NONE, ChannelPruning, Plan, whole_number
 from .run import Run, median
 from .sampling import Sampling
 from .stopping import Checkpoint, carry_on
@@ -33,7 +33,8 @@ class Comparison:
     and no spread, where there were none). *_step_ms: medians over the paired steps. first_divergence: index of the
     first token that differs, None if none does. agreement: share of the dense answer's tokens where the pruned model,
     given the dense answer so far, has the same best token. kl: mean over the same tokens, in nats. predicted_speedup:
-    prefill by arithmetic alone. complete: False when it was stopped before everything was measured.
+    prefill by arithmetic alone. predicted_decode_speedup: a step by the bytes that it reads; a baseline's is that of a
+    fixed mask at its ratio. complete: False when it was stopped before everything was measured.
     """
 
     dense: dict
@@ -51,6 +52,7 @@ class Comparison:
     paired_steps: int
     decode_speedup: float | None
     predicted_speedup: float
+    predicted_decode_speedup: float
     first_divergence: int | None
     agreement: float | None
     first_token_kl: float | None
@@ -174,6 +176,7 @@ def _result(engine, dense, pruned, plan, pairs, prefills, divergences, complete)
         paired_steps=len(pairs),
         decode_speedup=speedup(dense_steps, pruned_steps) if enough else None,
         predicted_speedup=costs.prefill_limit(engine.spec, len(dense.prompt.ids), plan),
+        predicted_decode_speedup=_decode_limit(engine, len(dense.prompt.ids), plan),
         first_divergence=first_difference(a, b),
         agreement=mean(same),
         first_token_kl=kl[0] if kl else None,
@@ -184,6 +187,12 @@ def _result(engine, dense, pruned, plan, pairs, prefills, divergences, complete)
         versions={"torch": torch.__version__, "python": platform.python_version()},
         complete=complete,
     )
+
+
+def _decode_limit(engine: Engine, context: int, plan: Plan) -> float:
+    """1 when nothing is left out while writing."""
+    left_out = plan.online or (plan.static and ChannelPruning(plan.static.ratio, 0, NONE))
+    return costs.decode_limit(engine.spec, context, left_out, engine.loaded.dtype.itemsize) if left_out else 1.0
 
 
 def first_difference(a: Run, b: Run) -> int | None:

@@ -108,11 +108,11 @@ def analysis_bytes(spec: DecoderSpec, tokens: int, labels: int, itemsize: int, r
     """
     attention = 2 * (spec.heads + spec.kv_width // spec.head_dim) * spec.head_dim
     wide = 8 if spec.post_norms else 6  # tensors of the residual stream's width
-    widest = max(passed_channels(spec, i) for i in range(spec.layers))
-    kept = wide * spec.hidden + attention + 4 * widest + _mixture_states(spec)
+    common = wide * spec.hidden + attention
     if spec.qk_norm:
-        kept += 2 * (spec.heads + spec.kv_heads) * spec.head_dim
-    per_token = spec.layers * spec.hidden + 3 * kept if recompute else (spec.layers + 1) * kept
+        common += 2 * (spec.heads + spec.kv_heads) * spec.head_dim
+    kept = [common + 4 * passed_channels(spec, i) + _mixture_states(spec, i) for i in range(spec.layers)]
+    per_token = spec.layers * spec.hidden + 3 * max(kept) if recompute else sum(kept) + max(kept)
     windowed = sum((spec.layer_window(i) or tokens) < tokens for i in range(spec.layers))
     masks = min(windowed, 1) if recompute else windowed  # attention turns the mask into numbers again in each layer
     mask_bytes = tokens * tokens * (2 * bool(windowed) + masks * itemsize)
@@ -123,14 +123,17 @@ def ablation_bytes(spec: DecoderSpec, tokens: int, labels: int) -> int:
     """What leaving out every layer of a sample of `tokens` tokens needs at its peak, in bytes, beside the model: the
     states of a dense forward, and a batch of as many variants as there are layers, in float32."""
     kept = spec.layers * (2 * spec.hidden + 2 * spec.kv_width)
-    widest = max(passed_channels(spec, i) for i in range(spec.layers))
-    batch = spec.layers * (4 * spec.hidden + 3 * widest + _mixture_states(spec) + 3 * spec.heads * spec.head_dim)
+    widest = max(3 * passed_channels(spec, i) + _mixture_states(spec, i) for i in range(spec.layers))
+    batch = spec.layers * (4 * spec.hidden + widest + 3 * spec.heads * spec.head_dim)
     return 4 * (tokens * (kept + batch) + 4 * labels * spec.vocab)
 
 
-def _mixture_states(spec: DecoderSpec) -> int:
-    """Numbers a token and layer that a mixture keeps beside its FFNs': what experts are given, and what they give."""
-    return 3 * (spec.experts_per_token + bool(spec.shared_ffn)) * spec.hidden + 3 * spec.experts if spec.sparse else 0
+def _mixture_states(spec: DecoderSpec, layer: int) -> int:
+    """Numbers a token that a mixture keeps beside its FFNs': what the experts are given and what they give, and the
+    router's."""
+    if layer not in spec.sparse:
+        return 0
+    return 2 * (spec.experts_per_token + bool(spec.shared_ffn)) * spec.hidden + spec.experts
 
 
 def _attention_flops(spec: DecoderSpec, layer: int, start: int, stop: int) -> float:

@@ -7,6 +7,7 @@ The experts of a layer are slices of two fused weights: `gate_up_proj` `[E, 2I, 
 from collections.abc import Callable
 
 import torch
+from torch.nn.functional import linear
 
 from .ffn import FfnWeights, of_module
 
@@ -18,7 +19,7 @@ def mixed(part, x: torch.Tensor, expert: Expert) -> torch.Tensor:
     """The layer's FFN on `[B, T, hidden]`. The shared expert, if there is one, is asked for by the number after the
     last, with None for all tokens."""
     states = x.flatten(0, -2)
-    _, weights, chosen = part.gate(states)
+    weights, chosen = route(part.gate, states)
     out = torch.zeros_like(states)
     for e in chosen.unique().tolist():
         tokens, place = (chosen == e).nonzero(as_tuple=True)
@@ -26,6 +27,19 @@ def mixed(part, x: torch.Tensor, expert: Expert) -> torch.Tensor:
     if hasattr(part, "shared_expert"):
         out = out + part.shared_expert_gate(states).sigmoid() * expert(part.gate.num_experts, None, states)
     return out.view_as(x)
+
+
+def route(gate, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights and numbers of the experts of each token, both `[n, experts_per_token]`.
+
+    As the model's own router, but in float64 where the model is.
+    """
+    logits = linear(states, gate.weight)
+    shares = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    weights, chosen = shares.topk(gate.top_k, dim=-1)
+    if gate.norm_topk_prob:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights.to(states.dtype), chosen
 
 
 def weights_of(part) -> list[FfnWeights]:

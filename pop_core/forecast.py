@@ -1,14 +1,33 @@
-"""What a plan will do to a prompt, before anything runs: plain data for the sentence beside the cutoff slider."""
+"""What a plan will do to a prompt and its answer, before anything runs: data for the words beside the controls."""
 
 from dataclasses import dataclass
 
-from .costs import prefill_limit
+from . import costs
 from .errors import PopError
 from .families import DecoderSpec
-from .plan import FITTED, Plan, PrefillCut
+from .plan import ALL, FITTED, Budget, ChannelPruning, Plan, PrefillCut
 
 ASSUMED_TOKENS = 512  # of a prompt that no tokenizer has seen yet
 SHARE = 2 / 3  # of the layers, kept by default
+
+
+@dataclass(frozen=True)
+class ChannelForecast:
+    """ratio: what was asked for. budgets: for each kind of FFN its name, its channels, and what becomes of them; empty
+    while the model's shape is unknown, as are the numbers that follow.
+
+    pruned_layers: of `layers`, those whose FFNs lose channels; the others stay whole, as no prompt token runs them.
+    mixture: experts that the prompt will not reach stay whole too. removed_share: of the whole model, at most. speedup:
+    of a step over dense by the bytes that it reads, at most.
+    """
+
+    ratio: float
+    budgets: tuple[tuple[str, int, Budget], ...] = ()
+    layers: int | None = None
+    pruned_layers: int | None = None
+    mixture: bool = False
+    removed_share: float | None = None
+    speedup: float | None = None
 
 
 @dataclass(frozen=True)
@@ -16,7 +35,8 @@ class Forecast:
     """kept, skipped: of `layers`, while reading. tokens: of the prompt, `assumed` where it was not tokenised.
 
     cutoff: what was asked for; all layers are kept when the prompt is nothing but sinks and boundary. speedup: of the
-    prefill over dense by arithmetic alone, None while the model's shape is unknown.
+    prefill over dense by arithmetic alone, None while the model's shape is unknown. channels: None when all of them
+    write.
     """
 
     layers: int
@@ -26,6 +46,7 @@ class Forecast:
     tokens: int
     assumed: bool
     speedup: float | None
+    channels: ChannelForecast | None = None
 
 
 def forecast(plan: Plan, layers: int, tokens: int | None = None, spec: DecoderSpec | None = None) -> Forecast:
@@ -35,6 +56,7 @@ def forecast(plan: Plan, layers: int, tokens: int | None = None, spec: DecoderSp
     tokens = tokens if known else ASSUMED_TOKENS
     cutoff = cut.cutoff if cut else layers
     kept = layers if cut and cut.sinks + cut.boundary >= tokens else cutoff
+    unread = cut is not None and not cut.sinks + cut.boundary  # no token runs the layers from the cutoff up
     return Forecast(
         layers=layers,
         cutoff=cutoff,
@@ -42,7 +64,27 @@ def forecast(plan: Plan, layers: int, tokens: int | None = None, spec: DecoderSp
         skipped=layers - kept,
         tokens=tokens,
         assumed=not known,
-        speedup=prefill_limit(spec, tokens, plan) if spec else None,
+        speedup=costs.prefill_limit(spec, tokens, plan) if spec else None,
+        channels=_channels(plan.online, kept if unread else layers, tokens, spec) if plan.online else None,
+    )
+
+
+def _channels(pruning: ChannelPruning, scored: int, tokens: int, spec: DecoderSpec | None) -> ChannelForecast:
+    """scored: layers that some prompt token runs."""
+    if spec is None:
+        return ChannelForecast(pruning.ratio)
+    whole = pruning.rescore != ALL  # what stays so without a prompt token to score it
+    kinds = {"FFN": spec.ffn} if len(spec.sparse) < spec.layers else {}
+    if spec.sparse:
+        kinds |= {"expert": spec.expert_ffn} | ({"shared expert": spec.shared_ffn} if spec.shared_ffn else {})
+    return ChannelForecast(
+        ratio=pruning.ratio,
+        budgets=tuple((kind, width, pruning.budget(width)) for kind, width in kinds.items()),
+        layers=spec.layers,
+        pruned_layers=scored if whole else spec.layers,
+        mixture=bool(spec.sparse) and whole,
+        removed_share=costs.removed_share(spec, pruning.ratio),
+        speedup=costs.decode_limit(spec, tokens, pruning, itemsize=1),  # the size of a number cancels out
     )
 
 

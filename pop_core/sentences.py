@@ -3,39 +3,30 @@
 Everything here takes `Comparison.to_dict()` (or a recorded one) and returns plain text; whoever shows it escapes it.
 """
 
-from datetime import datetime
-
+from . import channel_words
+from .channel_words import NOISE
 from .forecast import Forecast
+from .units import count, date, duration, gigabytes, milliseconds, small, times
 
-NOISE = 0.03  # a ratio closer to 1 than this is called no difference
-ODD_STEP = 0.1  # writing uses all layers in both runs, so a step time ratio further from 1 is remarked on
+__all__ = [
+    "count",
+    "date",
+    "difference_sentence",
+    "duration",
+    "facts",
+    "first_token_ms",
+    "gigabytes",
+    "milliseconds",
+    "plan_sentence",
+    "tiles",
+    "times",
+    "timing_sentence",
+    "tokenising_ms",
+]
+
+ODD_STEP = 0.1  # where writing leaves nothing out, a step time ratio further from 1 is remarked on
 UNSTEADY = 1.5  # a slowest repeat this many times the fastest is remarked on
 SHORT_PROMPT = 64  # tokens below which fixed costs hide what is saved
-
-
-def milliseconds(value: float | None) -> str:
-    """Three figures, with a unit; seconds from ten thousand milliseconds on."""
-    if value is None:
-        return "not measured"
-    if value >= 10_000:
-        return f"{value / 1000:.1f} s"
-    return f"{value:,.0f} ms" if value >= 100 else f"{value:.1f} ms" if value >= 1 else f"{value:.2f} ms"
-
-
-def times(value: float | None) -> str:
-    """A speed-up."""
-    return "n/a" if value is None else f"{value:.2f}×"
-
-
-def count(number: int, noun: str) -> str:
-    """`1 token`, `2,000 tokens`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def date(iso: str) -> str:
-    """A day as people write it."""
-    moment = datetime.fromisoformat(iso)
-    return f"{moment.day} {moment:%B %Y}"
 
 
 def tokenising_ms(run: dict) -> float:
@@ -50,7 +41,11 @@ def first_token_ms(result: dict, name: str) -> float | None:
 
 
 def plan_sentence(seen: Forecast) -> str:
-    """What the cutoff does, for the line beside its slider."""
+    """What the cutoff and the prune ratio do, for the line beside their sliders."""
+    return f"{_cutoff_sentence(seen)} {channel_words.plan_sentence(seen.channels)}"
+
+
+def _cutoff_sentence(seen: Forecast) -> str:
     if seen.cutoff >= seen.layers:
         return f"Skips nothing: all {count(seen.layers, 'layer')} read the prompt, as in the dense model."
     if not seen.skipped:
@@ -68,21 +63,25 @@ def timing_sentence(result: dict) -> str:
     spreads = (result[f"{name}_prefill_spread"] for name in ("dense", "pruned"))
     unsteady = any(spread and spread[1] > UNSTEADY * spread[0] for spread in spreads)
     doubt = " The repeats vary a lot, as on a busy machine, so trust these times little." if unsteady else ""
-    return f"{_reading(result)} {_writing(result)}{doubt}"
+    said = [_reading(result), _writing(result), channel_words.choosing_sentence(result["pruned"])]
+    return " ".join(filter(None, said)) + doubt
 
 
 def _reading(result: dict) -> str:
     dense, pruned, speedup = *(first_token_ms(result, name) for name in ("dense", "pruned")), result["prefill_speedup"]
     if dense is None or pruned is None:
         return "Stopped before both runs had read the prompt, so there is nothing to compare."
-    if not result["pruned"]["skipped_layers"]:
-        return "Nothing was skipped, so both runs did the same work and any difference is noise of the machine."
+    nothing, channels = not result["pruned"]["skipped_layers"], result["pruned"]["channels"]
+    if nothing and not (channels and channels["scoring_ms"]):
+        return "Nothing was skipped, so both runs read the prompt alike and any difference is noise of the machine."
     pair = f"first token after {milliseconds(dense)} dense, {milliseconds(pruned)} pruned"
     if speedup is None:
         return f"The reading was timed only once ({pair}), without repeats, so no speed-up is claimed."
     rounds = count(result["prefill_repeats"], "paired repeat")
     if not result["complete"]:
         rounds += ", stopped early"
+    if nothing:
+        return channel_words.reading_sentence(speedup, f"{pair}; {rounds}")
     limit = f"arithmetic alone predicts {times(result['predicted_speedup'])}"
     if speedup > 1 + NOISE:
         return f"Pruning reads the prompt {times(speedup)} as fast ({pair}; {rounds}); {limit}."
@@ -97,6 +96,8 @@ def _writing(result: dict) -> str:
     speedup, steps = result["decode_speedup"], result["paired_steps"]
     if speedup is None:
         return f"Too few tokens were written by both to time the writing ({count(steps, 'step')})."
+    if result["pruned"]["removed_share"]:
+        return channel_words.writing_sentence(result)
     pair = f"{milliseconds(result['dense_step_ms'])} and {milliseconds(result['pruned_step_ms'])} per token"
     if abs(speedup - 1) <= ODD_STEP:
         return f"Writing uses all layers in both, and takes the same time ({pair})."
@@ -129,13 +130,18 @@ def tiles(result: dict) -> list[tuple[str, str, str]]:
     at, kl = result["first_divergence"], result["first_token_kl"]
     agreement = result["agreement"]
     written = max(len(result["dense"]["tokens"]), len(result["pruned"]["tokens"]))
+    pruned, divergence = result["pruned"], "n/a" if kl is None else small(kl)
     speedup = times(result["prefill_speedup"]), f"{times(result['predicted_speedup'])} predicted"
-    if not result["pruned"]["skipped_layers"]:
-        speedup = "n/a", "nothing was skipped"
+    if not pruned["skipped_layers"]:
+        speedup = (speedup[0], "all layers read") if pruned["channels"] else ("n/a", "nothing was skipped")
+    second = "First token KL", divergence, "nats; 0 is identical"
+    if pruned["removed_share"]:
+        limit, left_out = times(result["predicted_decode_speedup"]), channel_words.percent(pruned["removed_share"])
+        second = "Writing speed-up", times(result["decode_speedup"]), f"{limit} at most; {left_out} left out"
     return [
         ("Prefill speed-up", *speedup),
         ("Agreement", "n/a" if agreement is None else f"{agreement:.0%}", "same best token"),
-        ("First token KL", "n/a" if kl is None else _small(kl), "nats; 0 is identical"),
+        second,
         ("First difference", "none" if at is None else f"token {at + 1}", f"of {count(written, 'token')}"),
     ]
 
@@ -146,33 +152,18 @@ def facts(result: dict) -> list[tuple[str, str]]:
     skipped, full = pruned["skipped_layers"], pruned["full_tokens"]
     cut = pruned["plan"]["prefill"]
     how = f"{cut['kv']} projections, {count(cut['sinks'], 'sink')}, boundary {cut['boundary']}" if skipped else "none"
+    first = "n/a" if result["first_token_kl"] is None else f"{small(result['first_token_kl'])} nats"
     return [
         ("Model", dense["model"]),
         ("Prompt", f"{count(dense['prompt_tokens'], 'token')}, {'chat template' if dense['chat'] else 'plain'}"),
         ("Skipped while reading", f"{skipped} of {pruned['layers']} layers"),
         ("Tokens that ran every layer", f"{full:,} of {pruned['prompt_tokens']:,}"),
         ("Keys and values of skipped layers", how),
+        *channel_words.facts(pruned),
         ("Written", f"{len(dense['tokens'])} dense, {len(pruned['tokens'])} pruned"),
-        ("KL along the dense answer", "n/a" if result["kl"] is None else f"{_small(result['kl'])} nats per token"),
+        ("KL of the first token", first),
+        ("KL along the dense answer", "n/a" if result["kl"] is None else f"{small(result['kl'])} nats per token"),
         ("Tokenising, part of the first token's time", milliseconds(tokenising_ms(dense))),
         ("Device", f"{result['machine']}, {dense['dtype']}"),
         ("Date", date(result["date"])),
     ]
-
-
-def duration(seconds: float) -> str:
-    """A time to wait, roughly."""
-    if seconds < 90:
-        return count(max(1, round(seconds)), "second")
-    return count(round(seconds / 60), "minute")
-
-
-def gigabytes(count: int) -> str:
-    """An amount of memory, with a decimal where there is one to see."""
-    return f"{count / 1e9:.1f} GB" if count >= 5e7 else f"{count / 1e9:.3f} GB"
-
-
-def _small(value: float) -> str:
-    if not value:
-        return "0"
-    return "< 0.0001" if 0 < value < 1e-4 else f"{value:.4f}" if value < 0.1 else f"{value:.2f}"

@@ -3,27 +3,35 @@
 import re
 
 LINE = 100  # characters of a prompt in one line of the program
+PARTS = {"prefill": "PrefillCut", "channels": "ChannelPruning", "baseline": "Baseline"}  # of a plan
 
 
 def snippet(result: dict) -> str:
     """The program for `Comparison.to_dict()`. Every value is written by `repr`, so no prompt can become code."""
-    run, cut = result["dense"], result["pruned"]["plan"]["prefill"]
-    sampling = ", ".join(f"{name}={_value(value)}" for name, value in run["sampling"].items())
-    plan = "" if cut is None else "PrefillCut({})".format(", ".join(f"{k}={v!r}" for k, v in cut.items()))
-    return f"""from pop_core import Engine, Plan, PrefillCut, Sampling, kv_fit, load_model
+    run = result["dense"]
+    parts = {name: entries for name, entries in result["pruned"]["plan"].items() if entries}
+    names = ["Engine", "Plan", "Sampling", *(PARTS[name] for name in parts)]
+    modules = ["baselines"] * ("baseline" in parts) + ["kv_fit", "load_model"]
+    plan = "".join(f"    {name}={PARTS[name]}({_arguments(entries)}),\n" for name, entries in parts.items())
+    calibrate = "baselines.ensure(engine, plan)  # reads calibration text\n" if "baseline" in parts else ""
+    return f"""from pop_core import {", ".join(sorted(names) + modules)}
 from pop_core.compare import compare
 
 prompt = {_text(run["prompt"])}
 engine = Engine(load_model({run["model"]!r}, device={run["device"]!r}, dtype={run["dtype"]!r}))
-plan = Plan({plan})
-sampling = Sampling({sampling})
+plan = Plan({f"{chr(10)}{plan}" if plan else ""})
+sampling = Sampling({_arguments(run["sampling"])})
 
 kv_fit.ensure(engine, plan)  # fits the projections on first use, if the plan needs them
-result = compare(engine, prompt, plan, sampling=sampling, chat={run["chat"]!r}, repeats={_repeats(result)})
+{calibrate}result = compare(engine, prompt, plan, sampling=sampling, chat={run["chat"]!r}, repeats={_repeats(result)})
 print("dense: ", result.dense["text"])
 print("pruned:", result.pruned["text"])
-print("prefill speed-up:", result.prefill_speedup)
+print("prefill speed-up:", result.prefill_speedup, "decode speed-up:", result.decode_speedup)
 """
+
+
+def _arguments(entries: dict) -> str:
+    return ", ".join(f"{name}={_value(value)}" for name, value in entries.items())
 
 
 def _repeats(result: dict) -> int:

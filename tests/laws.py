@@ -21,19 +21,19 @@ class Subject:
         self.decoder = Decoder(self.model, read_spec(self.model.config))
         self.layers = self.decoder.spec.layers
 
-    def read(self, ids, cut=None, pad=None, project=None):
+    def read(self, ids, cut=None, pad=None, project=None, reading=None):
         """Logits after the prompt `[B, vocab]`, with the cache and positions to go on from."""
         decoder, capacity = self.decoder, ids.shape[1] + ROOM
         cache = KVCache(decoder.spec, len(ids), capacity, decoder.devices, decoder.dtype)
         positions = Positions.build(decoder, capacity, ids.device, pad)
         if project is None and cut is not None and cut.cutoff < self.layers:
             project = own_projection(decoder, cut.cutoff)
-        return prefill(decoder, cache, positions, ids, cut, project), cache, positions
+        return prefill(decoder, cache, positions, ids, cut, project, reading=reading), cache, positions
 
-    def write(self, state, tokens):
+    def write(self, state, tokens, ffn=None):
         """Teacher-forced steps after `read`: the logits of the read and of each step, `[B, 1 + T, vocab]`."""
         logits, cache, positions = state
-        steps = [decode_step(self.decoder, cache, positions, tokens[:, t : t + 1]) for t in range(tokens.shape[1])]
+        steps = [decode_step(self.decoder, cache, positions, tokens[:, t : t + 1], ffn) for t in range(tokens.shape[1])]
         return torch.stack([logits, *steps], dim=1)
 
     def stock(self, ids):

@@ -9,18 +9,25 @@ from laws import gap
 from tiny import random_ids
 from tiny_files import tiny_folder
 
+from pop_core import costs
 from pop_core.engine import Engine, Generation
-from pop_core.errors import Cancelled, PopError
+from pop_core.errors import Cancelled, NotEnoughMemory, PopError
 from pop_core.loading import load_model
-from pop_core.plan import DENSE, Plan, PrefillCut
+from pop_core.plan import DENSE, Baseline, ChannelPruning, Plan, PrefillCut
 from pop_core.sampling import Sampling
 
 TEXT = "a dog and a cat walk into the old town"
 LONG_ANSWER = Sampling(30)
 CUTS = [DENSE, Plan(PrefillCut(2)), Plan(PrefillCut(4, sinks=2, boundary=3))]
+CHANNELS = [
+    Plan(channels=ChannelPruning(0.6, 0.3)),
+    Plan(channels=ChannelPruning(0.6, rescore="none")),
+    Plan(PrefillCut(3), ChannelPruning(0.3, 0.2)),
+    Plan(baseline=Baseline("griffin", 0.5)),
+]
 
 
-@pytest.fixture(scope="module", params=["llama-tied", "gemma3"])
+@pytest.fixture(scope="module", params=["llama-tied", "gemma3", "qwen2-moe"])
 def engine(request, tmp_path_factory) -> Engine:
     return Engine(load_model(str(tiny_folder(tmp_path_factory.mktemp(request.param), request.param))))
 
@@ -44,16 +51,17 @@ def test_greedy_text_is_the_stock_generation(endless):
 def test_interleaved_runs_give_what_they_give_alone(endless, temperature):
     """Two plans advance step by step on one model, as they do in a comparison."""
     sampling = Sampling(20, temperature, seed=7)
-    alone = [endless.generate(TEXT, plan, sampling).tokens for plan in CUTS]
+    plans = CUTS + CHANNELS
+    alone = [endless.generate(TEXT, plan, sampling).tokens for plan in plans]
     prompt = endless.encode(TEXT, sampling)
-    runs = [Generation(endless, prompt, plan, sampling) for plan in CUTS]
+    runs = [Generation(endless, prompt, plan, sampling) for plan in plans]
     for run in runs:
         run.prefill()
     while not all(run.done for run in runs):
         for run in runs:
             run.step()
     assert [run.tokens for run in runs] == alone
-    assert alone[0] != alone[1]  # the plans do differ
+    assert alone[0] != alone[1] and alone[0] not in (alone[3], alone[4])  # the plans do differ
 
 
 def test_two_threads_each_get_their_own_answer(endless):
@@ -186,6 +194,49 @@ def test_what_was_skipped_is_what_the_run_says(endless):
     assert "Nothing was skipped" in short.notices[0]
 
 
+@pytest.mark.parametrize("rescore", ["candidates", "none", "all"])
+def test_a_ratio_of_0_is_dense_to_the_last_bit(engine, rescore):
+    prompt, continuation = random_ids(15), random_ids(6, seed=4)
+    plan = Plan(channels=ChannelPruning(0, rescore=rescore))
+    dense, same = (engine.continuation_logits(prompt, continuation, p) for p in (DENSE, plan))
+    assert torch.equal(dense, same)
+    assert not torch.equal(dense, engine.continuation_logits(prompt, continuation, CHANNELS[0]))
+
+
+def test_what_was_left_out_is_what_the_run_says(endless):
+    spec = endless.spec
+    for plan in CHANNELS:
+        run, online = endless.generate(TEXT, plan, Sampling(5)), plan.online
+        facts = run.channels
+        assert facts["ffns"] == sum(len(spec.ffn_widths(i)) for i in range(spec.layers))
+        assert (facts["whole_ffns"] > 0) == bool(spec.sparse)  # nine tokens do not reach all experts
+        lost = 0
+        for i, layer in enumerate(facts["layers"]):
+            assert layer["retained"] + layer["candidates"] + layer["pruned"] == sum(spec.ffn_widths(i))
+            lost += sum(spec.ffn_widths(i)) - layer["retained"] - layer["chosen"]
+            if i in spec.sparse:
+                assert len(layer["tokens"]) == len(spec.ffn_widths(i))
+                continue
+            budget = online.budget(spec.ffn)
+            counts = [layer["regions"].count(letter) for letter in "rcp"]
+            assert counts == [budget.retained, budget.candidates, budget.pruned]
+            kept = [bin(int(bits, 16)).count("1") for bits in layer["kept"]]
+            assert kept == [budget.chosen] * (run.new_tokens - 1) * (online.rescore == "candidates")
+            assert layer["overlap"] is None or 0 <= layer["overlap"] <= 1
+        assert run.removed_share == pytest.approx(3 * spec.hidden * lost / costs.parameters(spec))
+        if not spec.sparse:
+            assert run.removed_share == pytest.approx(costs.removed_share(spec, online.ratio))
+    assert endless.generate(TEXT, DENSE, Sampling(2)).removed_share == 0
+
+
+def test_memory_for_the_slices_is_asked_for_before_anything_runs(engine, monkeypatch):
+    slices = costs.sliced_bytes(engine.spec, CHANNELS[0].online, engine.loaded.dtype.itemsize)
+    monkeypatch.setattr("pop_core.memory.free_bytes", lambda device: slices - 1)
+    with pytest.raises(NotEnoughMemory, match="retained and candidate channels"):
+        next(engine.stream(TEXT, CHANNELS[0], Sampling(1)))
+    assert next(engine.stream(TEXT, DENSE, Sampling(1))).tokens
+
+
 def test_teacher_forcing_is_the_stock_forward(engine):
     prompt, continuation = random_ids(15), random_ids(6, seed=4)
     ours = engine.continuation_logits(prompt, continuation, DENSE)
@@ -216,5 +267,11 @@ def test_offloaded_layers_give_the_same_answers_through_their_modules(family, tm
     assert offloaded.loaded.offloaded and not offloaded.readable
     for plan in CUTS:
         assert offloaded.generate(TEXT, plan, Sampling(8)).tokens == plain.generate(TEXT, plan, Sampling(8)).tokens
-    with pytest.raises(PopError, match="packed or offloaded"):
-        offloaded.generate(TEXT, Plan(PrefillCut(2, "fitted")))
+    for plan in (
+        Plan(PrefillCut(2, "fitted")),
+        Plan(channels=ChannelPruning(0.4)),
+        Plan(baseline=Baseline("flap", 0.4)),
+    ):
+        with pytest.raises(PopError, match="packed or offloaded"):
+            offloaded.generate(TEXT, plan)
+    assert offloaded.generate(TEXT, Plan(channels=ChannelPruning(0)), Sampling(3)).removed_share == 0
