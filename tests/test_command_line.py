@@ -67,6 +67,74 @@ def test_bench(command):
     assert set(keys.split()) <= set(prefill) and set(keys.split()) <= set(decode)
 
 
+CHANNELS = ["--prune-ratio", "0.5", "--candidate-width", "0.2"]
+
+
+@pytest.mark.parametrize("rescore", ["candidates", "none", "all"])
+def test_channels_can_be_pruned_by_every_command_that_writes(command, text, rescore):
+    plan, prompt = [*CHANNELS, "--rescore", rescore, "--cutoff", "3"], ["--prompt", PROMPT, "--max-new-tokens", "6"]
+    run = command("generate", *prompt, *plan)
+    pruning = {"ratio": 0.5, "width": 0.2, "rescore": rescore, "score": "sum"}
+    assert run["plan"]["channels"] == pruning and run["plan"]["prefill"]["cutoff"] == 3
+    assert run["removed_share"] > 0.1 and run["channels"]["ffns"] == 6
+    compared = command("compare", *prompt, *plan, "--repeats", "1")
+    assert compared["pruned"]["tokens"] == run["tokens"] and compared["kl"] > 0
+    counts = ["--prompt-tokens", "10", "--new-tokens", "4", "--segments", "2"]
+    assert command("quality", "--text", text, *counts, *plan)["kl"] > 0
+
+
+def test_bench_decode_says_what_choosing_channels_costs(command):
+    counts = ["--prompt-tokens", "20", "--new-tokens", "5"]
+    keys = "scoring_ms slicing_ms rescore_overhead bytes_per_token bytes_per_token_dense partition_steps"
+    result = command("bench", "decode", *counts, *CHANNELS)
+    assert all(result[key] > 0 for key in (*keys.split(), "ms_fixed_mask", "ms_dense_ffn", "rescore_ms"))
+    assert result["bytes_per_token"] < result["bytes_per_token_dense"] and "overhead_vs_fixed_mask" in result
+    fixed = command("bench", "decode", *counts, *CHANNELS, "--rescore", "none")
+    assert fixed["rescore_ms"] == 0 and fixed["bytes_per_token"] < result["bytes_per_token"]
+    everything = command("bench", "decode", *counts, *CHANNELS, "--rescore", "all")
+    assert everything["bytes_per_token"] == everything["bytes_per_token_dense"]
+
+
+@pytest.mark.parametrize("name", ["shortgpt", "wanda-sp", "flap", "griffin"])
+def test_baselines_stand_in_the_same_tables(command, text, name, monkeypatch):
+    monkeypatch.setattr("pop_core.baselines.calibration_segments", lambda tokenizer: [list(range(3, 60))] * 3)
+    baseline = ["--baseline", name, "--prune-ratio", "0.5"]
+    counts = ["--prompt-tokens", "10", "--new-tokens", "4"]
+    measured = command("quality", "--text", text, *counts, "--segments", "2", *baseline)
+    assert measured["kl"] > 0 and measured["plan"]["baseline"] == {"name": name, "ratio": 0.5}
+    decode = command("bench", "decode", *counts, *baseline)
+    assert decode["bytes_per_token"] < decode["bytes_per_token_dense"]
+    answer = command("bench", "answer", "--tokens", "10", "--new-tokens", "4", "--repeats", "2", *baseline)
+    assert answer["ms"] > 0 and answer["limit_speedup"] is None and answer["speedup_vs_stock"] > 0
+    assert command("bench", "prefill", "--tokens", "10", "--repeats", "1", *baseline)["ms"] > 0
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["--prune-ratio", "0.2", "--candidate-width", "0.9"], "must be 0 to 0.4"),
+        (["--prune-ratio", "0.04"], "must be 0 to 0.08"),
+        (["--prune-ratio", "1.5"], "from 0 to 1"),
+        (["--prune-ratio", "-0.5"], "from 0 to 1"),
+        (["--prune-ratio", "nan"], "from 0 to 1"),
+        (["--prune-ratio", "much"], "invalid float"),
+        (["--prune-ratio", "0.4", "--rescore", "some"], "invalid choice"),
+        (["--prune-ratio", "0.4", "--candidate-width", "inf"], "from 0 to 1"),
+        (["--baseline", "flap"], "--prune-ratio"),
+        (["--baseline", "magic", "--prune-ratio", "0.4"], "invalid choice"),
+        (["--baseline", "flap", "--prune-ratio", "0.4", "--cutoff", "3"], "stands alone"),
+    ],
+)
+def test_channels_that_cannot_be_pruned_are_one_sentence_and_code_2(folder, text, capsys, arguments, sentence):
+    try:
+        code = main(["quality", "--model", folder, "--text", text, *arguments])
+    except SystemExit as exit:
+        code = exit.code
+    captured = capsys.readouterr()
+    assert code == 2 and captured.out == ""
+    assert sentence in captured.err.strip().splitlines()[-1] and "Traceback" not in captured.err
+
+
 @pytest.fixture
 def text(tmp_path) -> str:
     (tmp_path / "text.txt").write_text(PROMPT * 3)
