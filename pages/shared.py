@@ -21,13 +21,18 @@ from .background import watch
 MODEL_QUEUE = {"concurrency_id": "model", "concurrency_limit": 1}  # of every event that runs a model
 MAX_CHARACTERS = 200_000  # of a prompt
 DEFAULT_MODEL = "smollm2"
-EMBEDDED = {"smollm2": "SmolLM2-135M-Instruct", "gemma3-270m": "Gemma-3-270M (base)"}
+EMBEDDED = {
+    "smollm2": "SmolLM2-135M-Instruct",
+    "gemma3-270m": "Gemma-3-270M (base)",
+    "stories-moe": "Stories-MoE, a small mixture of experts",
+}
 IMPORTANCE = {name: recorded.load(recorded.RECORDED / f"importance-{name}.json") for name in EMBEDDED}
 BEGINNING = 0.0, "Loading the model"
 HUB_NAME = r"(https?://)?[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)+/?"
 
 NO_LOCAL_FILES = (
-    "Local folders and files cannot be opened on a public Space; use smollm2, gemma3-270m or a hub model as owner/name."
+    "Local folders and files cannot be opened on a public Space; use smollm2, gemma3-270m, stories-moe or a hub model "
+    "as owner/name."
 )
 UNEXPECTED = "Something went wrong that this page did not foresee; the details are in the server's log."
 

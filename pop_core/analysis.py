@@ -109,6 +109,8 @@ class _Analysis:
     def __init__(self, engine, samples, prompt_tokens, seed, ablation, tolerance, recompute, text):
         self.engine, self.samples, self.text = engine, samples, text
         self.notices = list(engine.loaded.notices)
+        if engine.spec.sparse:
+            self.notices.append("A gate is on a mixture's whole FFN branch: it says nothing about single experts.")
         self.prompt_tokens = whole_number(prompt_tokens, "number of prompt tokens")
         self.seed, self.ablated = whole_number(seed, "seed"), whole_number(ablation, "number of ablated samples")
         self.tolerance = importance.checked_tolerance(tolerance)

@@ -1,13 +1,11 @@
 """Run the README's measurements and write its tables: `python scripts/measure.py [--write] [--only TABLE]`.
 
 Every number comes from a `python -m pop_core` command, run as a reader would run it, or from a recorded result of one.
-Without `--write` the tables are only printed. Takes about 15 minutes on 2 cores; leave the machine alone meanwhile.
+Without `--write` the tables are only printed. Takes about half an hour on 2 cores; leave the machine alone meanwhile.
 """
 
 import argparse
 import datetime
-import functools
-import json
 import os
 import statistics
 import subprocess
@@ -21,9 +19,11 @@ from running import CHROMIUM, FLAGS, ROOT, running_app
 
 sys.path.insert(0, str(ROOT))
 
+from channel_tables import TABLES as CHANNEL_TABLES
+from measuring import HELD_OUT, pop_core, quality, replace
+
 from pop_core.recorded import RECORDED, load
 
-HELD_OUT = "assets/heldout/technical.txt"
 OWN_20, OWN_15 = "--cutoff 20", "--cutoff 15"
 FITTED_20, FITTED_20_SINKS, FITTED_20_WIDE, FITTED_15_WIDE = (
     "--cutoff 20 --kv fitted",
@@ -38,6 +38,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="replace the tables in README.md")
     tables = {"reached": reached, "quality": held_out_quality, "topics": topics_quality, "importance": importance}
+    tables |= CHANNEL_TABLES
     parser.add_argument("--only", choices=tables, help="this table alone")
     options = parser.parse_args()
     for name, make in tables.items():
@@ -47,19 +48,6 @@ def main() -> int:
             if options.write:
                 replace(name, text)
     return 0
-
-
-def pop_core(*arguments: str) -> dict:
-    """The JSON of one command."""
-    command = [sys.executable, "-m", "pop_core", *arguments, "--json"]
-    print("$", " ".join(["python", *command[1:]]), file=sys.stderr)
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-@functools.cache
-def quality(file: str, plan: str) -> dict:
-    return pop_core("quality", "--text", file, *plan.split())
 
 
 def held_out_quality() -> str:
@@ -190,16 +178,6 @@ def second_start() -> float:
     start = time.perf_counter()
     with running_app():
         return time.perf_counter() - start
-
-
-def replace(name: str, text: str) -> None:
-    """Put `text` between the README's markers of that name."""
-    readme = ROOT / "README.md"
-    head, start, rest = readme.read_text(encoding="utf-8").partition(f"<!-- {name} -->\n")
-    _, end, tail = rest.partition(f"<!-- /{name} -->")
-    if not start or not end:
-        raise SystemExit(f"README.md has no markers for '{name}'")
-    readme.write_text(head + start + text + "\n" + end + tail, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 `python scripts/record.py [compare]`: the default example under the default plan; wants a quiet machine.
 `python scripts/record.py importance MODEL [ABLATED]`: 200 samples, layers left out on ABLATED of them (all by default).
+`python scripts/record.py channels MODEL`: the model's first example under the default channel pruning; quiet machine.
 """
 
 import argparse
@@ -12,12 +13,16 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from pop_core import Engine, Sampling, kv_fit, load_model, recorded  # noqa: E402
+from pop_core import ChannelPruning, Engine, Plan, Sampling, kv_fit, load_model, recorded  # noqa: E402
 from pop_core.__main__ import build_parser  # noqa: E402
+from pop_core.channel_study import study  # noqa: E402
 from pop_core.compare import compare  # noqa: E402
 from pop_core.forecast import default_plan  # noqa: E402
 
 MODEL, REPEATS, SAMPLES = "smollm2", 9, 200
+RATIO, ANSWER = 0.4, 48
+EXAMPLES = {"stories-moe": "assets/models/stories-moe/examples.json"}  # of models that know only their own world
+TEXTS = {"stories-moe": "assets/heldout/stories.txt"}
 
 
 def record_comparison() -> None:
@@ -36,6 +41,8 @@ def record_comparison() -> None:
 def record_importance(model: str, ablated: int) -> None:
     """Run the command that is kept with the result."""
     arguments = ["importance", "--model", model, "--samples", str(SAMPLES), "--ablation", str(ablated)]
+    if model in TEXTS:
+        arguments += ["--text", TEXTS[model]]
     options = build_parser().parse_args(arguments)
     result = options.run(options)
     path = recorded.RECORDED / f"importance-{model}.json"
@@ -43,14 +50,28 @@ def record_importance(model: str, ablated: int) -> None:
     print(f"{path.relative_to(ROOT)}: cutoff {result['recommended_cutoff']}, Spearman {result['spearman_prefill']:.3f}")
 
 
+def record_channels(model: str) -> None:
+    """The study that the page Channels opens with."""
+    examples = json.loads((ROOT / EXAMPLES.get(model, "assets/examples.json")).read_text(encoding="utf-8"))
+    engine = Engine(load_model(model))
+    plan, sampling = Plan(channels=ChannelPruning(RATIO)), Sampling(max_new_tokens=ANSWER)
+    result = study(engine, examples[0]["prompt"], plan, sampling=sampling).to_dict()
+    path = recorded.RECORDED / f"channels-{model}.json"
+    recorded.save(path, result, engine.spec, f"python scripts/record.py channels {model}")
+    told = ", ".join(f"{row['title']} {row['kl']:.2f}" for row in result["methods"][1:])
+    print(f"{path.relative_to(ROOT)}: KL {told}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="?", default="compare", choices=("compare", "importance"))
+    parser.add_argument("what", nargs="?", default="compare", choices=("compare", "importance", "channels"))
     parser.add_argument("model", nargs="?", default=MODEL)
     parser.add_argument("ablated", nargs="?", type=int, default=SAMPLES)
     chosen = parser.parse_args()
     if chosen.what == "compare":
         record_comparison()
+    elif chosen.what == "channels":
+        record_channels(chosen.model)
     else:
         record_importance(chosen.model, chosen.ablated)
 
