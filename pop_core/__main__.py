@@ -4,35 +4,15 @@
 code 2.
 """
 
-import argparse
 import json
 import signal
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+from . import options as command_options
 from .errors import Cancelled, PopError
-from .plan import (
-    BASELINES,
-    CANDIDATES,
-    FITTED,
-    OWN,
-    RESCORES,
-    WIDTH,
-    Baseline,
-    ChannelPruning,
-    Plan,
-    PrefillCut,
-    whole_number,
-)
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse, with one sentence instead of the usage in front of an error."""
-
-    def error(self, message: str):
-        print(f"{self.prog}: {message}", file=sys.stderr)
-        raise SystemExit(2)
+from .options import plan_of, sampling_of
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -50,108 +30,23 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def build_parser() -> Parser:
-    """The five commands and their options."""
-    parser = Parser(prog="python -m pop_core", description=__doc__.splitlines()[0])
-    commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
-
-    generate = _pruning_command(commands, "generate", _generate, "answer a prompt under a plan")
-    _prompt_options(generate)
-    compare = _pruning_command(commands, "compare", _compare, "answer a prompt dense and under a plan, and time both")
-    _prompt_options(compare)
-    compare.add_argument("--repeats", type=_count, default=3, help="timed prefills of each variant")
-
-    quality = _pruning_command(commands, "quality", _quality, "KL, loss and agreement on a text")
-    _baseline_option(quality)
-    quality.add_argument("--text", required=True, metavar="FILE")
-    _counts(quality, prompt_tokens=448, new_tokens=64, segments=12)
-
-    importance = _command(commands, "importance", _importance, "how much each layer matters to reading and to writing")
-    importance.add_argument("--text", metavar="FILE", help="instead of the bundled calibration text")
-    importance.set_defaults(show=_importance_text)
-    _counts(importance, samples=32, prompt_tokens=128, new_tokens=32, seed=0)
-    importance.add_argument(
-        "--ablation", type=_count, nargs="?", const=True, default=0, metavar="N",
-        help="really leave out each layer, on all samples or on N of them",
-    )  # fmt: skip
-    importance.add_argument(
-        "--tolerance", type=float, help="share of the prefill importance that a cutoff may skip, such as 0.05"
-    )
-    importance.add_argument(
-        "--recompute", action=argparse.BooleanOptionalAction, help="compute layers again instead of keeping them"
-    )
-
-    bench = commands.add_parser("bench", help="speed against the stock forward and the limit")
-    benches = bench.add_subparsers(dest="bench", required=True, parser_class=Parser)
-    prefill = _pruning_command(benches, "prefill", _bench_prefill, "time to read a prompt")
-    _counts(prefill, tokens=1024, repeats=5)
-    decode = _pruning_command(benches, "decode", _bench_decode, "time to write a token")
-    _counts(decode, prompt_tokens=256, new_tokens=64)
-    answer = _pruning_command(benches, "answer", _bench_answer, "time to read a prompt and to write an answer")
-    _counts(answer, tokens=1024, new_tokens=64, repeats=3)
-    for command in (prefill, decode, answer):
-        _baseline_option(command)
-    return parser
-
-
-def _command(commands, name: str, run, help: str) -> argparse.ArgumentParser:
-    command = commands.add_parser(name, help=help)
-    command.set_defaults(run=run, show=_readable)
-    command.add_argument("--model", default="smollm2", help="smollm2, gemma3-270m, a hub id, a folder or a .gguf file")
-    command.add_argument("--device", default="auto")
-    command.add_argument("--dtype", default="auto")
-    command.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    return command
-
-
-def _pruning_command(commands, name: str, run, help: str) -> argparse.ArgumentParser:
-    """A command that runs a plan."""
-    command = _command(commands, name, run, help)
-    plan = command.add_argument_group("plan (nothing is left out without --cutoff or --prune-ratio)")
-    plan.add_argument("--cutoff", type=_count, help="layers kept for the prompt")
-    plan.add_argument("--kv", choices=(OWN, FITTED), default=OWN, help="projections of the skipped layers")
-    plan.add_argument("--sinks", type=_count, default=0, help="first tokens that run every layer")
-    plan.add_argument("--boundary", type=_count, default=1, help="last tokens that run every layer")
-    plan.add_argument("--prune-ratio", type=float, metavar="R", help="share of the FFN channels left out while writing")
-    plan.add_argument("--candidate-width", type=float, default=WIDTH, metavar="G", help="share that is chosen by token")
-    plan.add_argument("--rescore", choices=RESCORES, default=CANDIDATES, help="channels that each token scores again")
-    command.set_defaults(baseline=None)
-    return command
-
-
-def _baseline_option(command) -> None:
-    command.add_argument("--baseline", choices=BASELINES, help="another method, at the ratio of --prune-ratio")
-
-
-def _prompt_options(command) -> None:
-    text = command.add_mutually_exclusive_group(required=True)
-    text.add_argument("--prompt", metavar="TEXT")
-    text.add_argument("--prompt-file", metavar="FILE")
-    command.add_argument("--plain", action="store_true", help="no chat template")
-    command.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends the answer; repeatable")
-    command.add_argument("--max-new-tokens", type=_count, default=64)
-    command.add_argument("--temperature", type=float, default=0.0)
-    command.add_argument("--top-p", type=float, default=1.0)
-    command.add_argument("--top-k", type=_count, default=0)
-    command.add_argument("--seed", type=_count, default=0)
-
-
-def _counts(command, **defaults: int) -> None:
-    for name, default in defaults.items():
-        command.add_argument("--" + name.replace("_", "-"), type=_count, default=default, help="default %(default)s")
-
-
-def _count(text: str) -> int:
-    try:
-        return whole_number(text, "value")
-    except PopError:
-        kind = "too large" if text.strip().lstrip("-").isdigit() else "not a whole number"
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is {kind}") from None
+def build_parser() -> command_options.Parser:
+    """The commands, each with what it does."""
+    runs = {
+        "generate": _generate,
+        "compare": _compare,
+        "quality": _quality,
+        "importance": _importance,
+        "bench prefill": _bench_prefill,
+        "bench decode": _bench_decode,
+        "bench answer": _bench_answer,
+    }
+    return command_options.build_parser(runs, {"": _readable, "importance": _importance_text})
 
 
 def _generate(options) -> dict:
     engine = _engine(options)
-    return engine.generate(_text(options), _plan(options), _sampling(options), _chat(options)).to_dict()
+    return engine.generate(_text(options), plan_of(options), sampling_of(options), _chat(options)).to_dict()
 
 
 def _compare(options) -> dict:
@@ -160,8 +55,8 @@ def _compare(options) -> dict:
     result = compare(
         _engine(options),
         _text(options),
-        _plan(options),
-        sampling=_sampling(options),
+        plan_of(options),
+        sampling=sampling_of(options),
         chat=_chat(options),
         repeats=options.repeats,
     )
@@ -173,7 +68,7 @@ def _quality(options) -> dict:
 
     engine, counts = _engine(options), (options.prompt_tokens, options.new_tokens, options.segments)
     segments = quality.text_segments(engine, _file(options.text), *counts)
-    return quality.measure(engine, segments, options.prompt_tokens, [_plan(options)])[0].to_dict()
+    return quality.measure(engine, segments, options.prompt_tokens, [plan_of(options)])[0].to_dict()
 
 
 def _importance(options) -> dict:
@@ -239,40 +134,19 @@ def _interruptible():
 def _bench_prefill(options) -> dict:
     from .bench import bench_prefill
 
-    return bench_prefill(_engine(options), options.tokens, _plan(options), options.repeats)
+    return bench_prefill(_engine(options), options.tokens, plan_of(options), options.repeats)
 
 
 def _bench_decode(options) -> dict:
     from .bench import bench_decode
 
-    return bench_decode(_engine(options), options.prompt_tokens, options.new_tokens, _plan(options))
+    return bench_decode(_engine(options), options.prompt_tokens, options.new_tokens, plan_of(options))
 
 
 def _bench_answer(options) -> dict:
     from .bench import bench_answer
 
-    return bench_answer(_engine(options), options.tokens, options.new_tokens, _plan(options), options.repeats)
-
-
-def _plan(options) -> Plan:
-    cut = channels = baseline = None
-    if options.cutoff is not None:
-        cut = PrefillCut(options.cutoff, options.kv, options.sinks, options.boundary)
-    if options.baseline is not None:
-        if options.prune_ratio is None:
-            raise PopError("A baseline needs a ratio: give --prune-ratio too.")
-        baseline = Baseline(options.baseline, options.prune_ratio)
-    elif options.prune_ratio is not None:
-        channels = ChannelPruning(options.prune_ratio, options.candidate_width, options.rescore)
-    return Plan(cut, channels, baseline)
-
-
-def _sampling(options):
-    from .sampling import Sampling
-
-    return Sampling(
-        options.max_new_tokens, options.temperature, options.top_p, options.top_k, options.seed, tuple(options.stop)
-    )
+    return bench_answer(_engine(options), options.tokens, options.new_tokens, plan_of(options), options.repeats)
 
 
 def _chat(options) -> bool | None:
@@ -294,7 +168,7 @@ def _engine(options):
     """The model, ready for the plan: what is fitted or calibrated on its first use is made here."""
     from . import baselines, kv_fit
 
-    plan, engine = _plan(options), _load(options)
+    plan, engine = plan_of(options), _load(options)
     engine.check(plan)
     kv_fit.ensure(engine, plan, _progress)
     baselines.ensure(engine, plan, _progress)
