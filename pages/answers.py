@@ -4,7 +4,8 @@ import difflib
 import html
 import re
 
-from pop_core import sentences
+from pop_core import channel_words, sentences
+from pop_core.forecast import ChannelForecast
 
 STOPS = {
     "end": "ended by itself",
@@ -12,6 +13,7 @@ STOPS = {
     "length": "reached the length limit",
     "cancelled": "stopped",
 }
+PART = "background: linear-gradient(to top, var(--pop-quiet) {:.1f}%, var(--pop-pruned-mark) 0)"  # of a cell
 FLAG = (
     '<span class="first-difference" role="img" title="The first token that differs" '
     'aria-label="first difference">▾</span>'
@@ -26,8 +28,7 @@ def panes(dense: dict | None, pruned: dict | None, layers: int | None = None, fi
         if run is None:
             reads, body, foot = "", "", ""
         else:
-            kept = run["layers"] - run["skipped_layers"]
-            reads = f"{kept} of {run['layers']} layers read the prompt"
+            reads = _uses(run)
             body = marked(run, other[name]) if finished and other[name] else html.escape(run["text"])
             foot = _foot(run, finished)
         if finished and run and not run["text"]:
@@ -35,10 +36,18 @@ def panes(dense: dict | None, pruned: dict | None, layers: int | None = None, fi
         caret = "" if finished else '<span class="caret" aria-hidden="true"></span>'
         boxes.append(
             f'<section class="pane {name}" aria-label="{name} answer"><header><h3>{name.capitalize()}</h3>'
-            f'<span>{reads}</span></header><div class="answer" data-testid="{name}">{body}{caret}</div>'
+            f'<span style="flex: 1; text-align: right; text-wrap: balance">{reads}</span></header>'
+            f'<div class="answer" data-testid="{name}">{body}{caret}</div>'
             f"<footer>{foot}</footer></section>"
         )
     return f'<div class="panes">{"".join(boxes)}</div>'
+
+
+def _uses(run: dict) -> str:
+    """What of the model a run read and wrote with, as far as that is known."""
+    kept = run["layers"] - run["skipped_layers"] - len(run.get("dropped_layers", ()))
+    reads = f"{kept} of {run['layers']} layers read the prompt"
+    return "&nbsp;· ".join(filter(None, (reads, channel_words.writes(run))))
 
 
 def _foot(run: dict, finished: bool) -> str:
@@ -124,15 +133,18 @@ def alert(text: str) -> str:
     return f'<div class="alert" role="alert">{html.escape(text)}</div>' if text else ""
 
 
-def strip(layers: int, kept: int) -> str:
-    """Which layers read the prompt and which write the answer, a cell each."""
-    label = f"{kept} of {layers} layers read the prompt, all {layers} write the answer"
+def strip(layers: int, kept: int, channels: ChannelForecast | None = None) -> str:
+    """Which layers read the prompt and which write the answer, a cell each; a cell is as full as its layer's FFN."""
+    label, pruned, share = f"{kept} of {layers} layers read the prompt, all {layers} write the answer", 0, 1.0
+    if channels:
+        pruned, share = channels.pruned_layers or layers, 1 - channels.ratio
+        label += f", {pruned} of them with {channel_words.percent(share)} of their FFN channels"
+    part = f'<i style="{PART.format(100 * share)}"></i>'
     rows = "".join(
-        f'<span class="strip-name">{name}</span><span class="cells">{_cells(layers, count)}</span>'
-        for name, count in (("reads the prompt", kept), ("writes the answer", layers))
+        f'<span class="strip-name">{name}</span><span class="cells">{cells}</span>'
+        for name, cells in (
+            ("reads the prompt", "<i></i>" * kept + '<i class="skipped"></i>' * (layers - kept)),
+            ("writes the answer", part * pruned + "<i></i>" * (layers - pruned)),
+        )
     )
     return f'<div class="strip" role="img" aria-label="{label}">{rows}</div>'
-
-
-def _cells(layers: int, kept: int) -> str:
-    return "<i></i>" * kept + '<i class="skipped"></i>' * (layers - kept)

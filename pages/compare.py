@@ -1,4 +1,5 @@
-"""Compare: one prompt answered twice, dense and with deep layers skipped while reading; the first page."""
+"""Compare: one prompt answered twice, dense and pruned: deep layers skipped while reading, FFN channels left out while
+writing, or both; the first page."""
 
 from dataclasses import replace
 
@@ -8,17 +9,30 @@ from pop_core import recorded
 from pop_core.errors import PopError
 from pop_core.families import MOST_LAYERS
 from pop_core.forecast import default_plan, forecast
-from pop_core.sentences import date, plan_sentence
+from pop_core.plan import ChannelPruning
+from pop_core.sentences import date
 
 from . import answers, api, comparing
 from .comparing import NAMES
-from .controls import cutoff_slider, foresee, load_examples, model_picker, plan_details, read_plan, two_columns
+from .controls import (
+    MOST_RATIO,
+    channel_details,
+    cutoff_slider,
+    foresee,
+    foreseen,
+    load_examples,
+    model_picker,
+    plan_details,
+    ratio_slider,
+    read_plan,
+    two_columns,
+)
 from .export import exports
-from .links import KEYS, read_query
+from .links import CHANNELS, CUT, KEYS, OFF, read_query
 from .shared import DEFAULT_MODEL, MAX_CHARACTERS, MODEL_QUEUE, spec_of
 from .turns import AT_ONCE, ModelEvents
 
-PLAN = ("cutoff", "kv", "sinks", "boundary")
+PLAN = (*CUT, *CHANNELS)
 OUTPUTS = (
     *("alert", "status", "panes", "difference", "tiles", "figure", "timing", "facts"),
     *("download", "code", "link", "result", "cutoff", "notices", "fit", "fit_note"),
@@ -29,7 +43,7 @@ DEFAULT = default_plan(SPEC.layers)
 INTRO = """<header class="intro"><p class="brand">POP Studio</p>
 <h1>Read with fewer layers, write with all of them</h1>
 <p>A language model needs its deep layers to write an answer, but hardly to read your prompt. Skip them while reading,
-and see beside the full model what that saves and what it costs.</p></header>"""
+leave out FFN channels while writing, and see beside the full model what that saves and what it costs.</p></header>"""
 
 
 def form() -> dict:
@@ -41,6 +55,7 @@ def form() -> dict:
         EXAMPLES[0]["prompt"], label="Prompt", lines=6, max_lines=8, max_length=MAX_CHARACTERS, elem_id="prompt"
     )
     c["cutoff"] = cutoff_slider(SPEC.layers)
+    c["ratio"] = ratio_slider(OFF["ratio"])
     c["forecast"] = gr.HTML(first_forecast(), elem_classes="plain", elem_id="forecast")
     with gr.Column(visible=False, elem_classes="fit") as c["fit"]:
         c["fit_note"] = gr.HTML(elem_classes="plain")
@@ -49,7 +64,8 @@ def form() -> dict:
         c["run"] = gr.Button("Run", variant="primary", scale=3, min_width=120, elem_id="run")
         c["stop_button"] = gr.Button("Stop", variant="stop", scale=1, min_width=80, interactive=False, elem_id="stop")
     with gr.Accordion("Advanced", open=False, elem_id="advanced"):
-        c.update(zip(PLAN, plan_details(c["cutoff"], DEFAULT.prefill), strict=True))
+        c.update(zip(CUT, plan_details(c["cutoff"], DEFAULT.prefill), strict=True))
+        c.update(zip(CHANNELS, channel_details(c["ratio"]), strict=True))
         c.update(sampling_details())
     return c
 
@@ -104,8 +120,7 @@ def results() -> dict:
 
 
 def first_forecast() -> str:
-    seen = forecast(DEFAULT, SPEC.layers, RECORDED["dense"]["prompt_tokens"], SPEC)
-    return answers.strip(seen.layers, seen.kept) + answers.note(plan_sentence(seen))
+    return foreseen(forecast(DEFAULT, SPEC.layers, RECORDED["dense"]["prompt_tokens"], SPEC))
 
 
 def recorded_status() -> str:
@@ -118,11 +133,10 @@ def chosen_example(index: int):
     return example["prompt"], example["max_new_tokens"]
 
 
-def looked_ahead(model, prompt, style, cutoff, kv, sinks, boundary):
+def looked_ahead(model, prompt, style, *plan):
     """What the plan would do, while its controls move."""
     try:
-        plan, chat = read_plan(cutoff, kv, sinks, boundary), False if style == "plain" else None
-        return foresee(model, prompt, plan, chat)
+        return foresee(model, prompt, read_plan(*plan), False if style == "plain" else None)
     except PopError as error:
         return answers.note(str(error), "problem")
 
@@ -131,8 +145,8 @@ def opened(request: gr.Request):
     """The settings of the link that opened the page; without any, what a visitor may be typing is left alone."""
     if not set(KEYS) & set(request.query_params):
         return gr.skip()
-    model, cut, sentence = read_query(dict(request.query_params), DEFAULT.prefill)
-    spec = spec_of(model)
+    model, plan, sentence = read_query(dict(request.query_params), DEFAULT.prefill)
+    cut, channels, spec = plan.prefill, plan.channels or ChannelPruning(**OFF), spec_of(model)
     layers = spec.layers if spec else max(cut.cutoff, SPEC.layers)
     if cut.cutoff > min(layers, MOST_LAYERS):
         layers = min(layers, MOST_LAYERS)
@@ -140,15 +154,18 @@ def opened(request: gr.Request):
             f"{sentence} The link's cutoff is {cut.cutoff}, but {model} has {layers} layers; the default is used."
         )
         cut = replace(cut, cutoff=default_plan(layers).prefill.cutoff)
-    shown = answers.alert(sentence.strip()), linked_status(model, cut.cutoff)
-    return model, gr.update(maximum=layers, value=cut.cutoff), cut.kv, cut.sinks, cut.boundary, *shown
+    cutoff = gr.update(maximum=layers, value=cut.cutoff)
+    ratio = gr.update(maximum=max(MOST_RATIO, channels.ratio), value=channels.ratio)
+    settings = cutoff, cut.kv, cut.sinks, cut.boundary, ratio, channels.width, channels.rescore
+    return model, *settings, answers.alert(sentence.strip()), linked_status(model, cut.cutoff, channels.ratio)
 
 
-def linked_status(model: str, cutoff: int) -> str:
+def linked_status(model: str, cutoff: int, ratio: float) -> str:
     below = RECORDED["pruned"]["plan"]["prefill"]["cutoff"]
+    left_out = f", prune ratio {ratio:g}" if ratio else ""
     text = (
-        f"Set by a link: cutoff {cutoff} of {model}; press Run. Below, {DEFAULT_MODEL} at cutoff {below}, recorded on "
-        f"{RECORDED['machine']}, {date(RECORDED['date'])}"
+        f"Set by a link: cutoff {cutoff} of {model}{left_out}; press Run. Below, {DEFAULT_MODEL} at cutoff {below}, "
+        f"recorded on {RECORDED['machine']}, {date(RECORDED['date'])}"
     )
     return answers.status(text, "recorded")
 
@@ -164,7 +181,7 @@ def wire(demo: gr.Blocks, c: dict, r: dict) -> None:
     ):
         events.connect(triggers, work).then(looked_ahead, ahead, c["forecast"], **AT_ONCE)
     events.connect_stop(demo)
-    moved = [c["cutoff"].change, c["prompt"].blur, *(c[name].change for name in ("style", *PLAN[1:]))]
+    moved = [c["prompt"].blur, *(c[name].change for name in ("style", *PLAN))]
     gr.on(moved, looked_ahead, ahead, c["forecast"], trigger_mode="always_last", **AT_ONCE)
     filled = c["example"].input(chosen_example, c["example"], [c["prompt"], c["max_new_tokens"]], **AT_ONCE)
     filled.then(looked_ahead, ahead, c["forecast"], **AT_ONCE)

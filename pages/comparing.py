@@ -20,6 +20,7 @@ from . import answers
 from .background import watch
 from .controls import read_plan, whole_between
 from .export import exports
+from .links import CUT
 from .shared import MAX_CHARACTERS, watch_loading
 from .turns import failure, names_of, safely, statuses
 
@@ -39,8 +40,9 @@ class Settings:
 
 
 def read_settings(
-    model, prompt, cutoff, kv, sinks, boundary, max_new_tokens, temperature, top_p, top_k, seed, stop, style, repeats
-) -> Settings:
+    model, prompt, cutoff, kv, sinks, boundary, ratio, width, rescore,
+    max_new_tokens, temperature, top_p, top_k, seed, stop, style, repeats,
+) -> Settings:  # fmt: skip
     """Settings from raw values, a page's or anybody's. Raises `PopError` before any model is touched."""
     from pop_core.sampling import Sampling  # needs torch
 
@@ -54,7 +56,7 @@ def read_settings(
     return Settings(
         model=model,
         prompt=prompt,
-        plan=read_plan(cutoff, kv, sinks, boundary),
+        plan=read_plan(cutoff, kv, sinks, boundary, ratio, width, rescore),
         sampling=Sampling(max_new_tokens, temperature, top_p, top_k, seed, tuple(str(stop or "").splitlines())),
         chat=False if style == "plain" else None,
         repeats=whole_between(repeats, "number of repeats", 1, MAX_REPEATS),
@@ -75,7 +77,7 @@ def perform(raw: dict, stop: threading.Event, session: str) -> Iterator[dict]:
     settings = read_settings(**raw)
     engine = yield from statuses(watch_loading(settings.model, stop))
     yield model_shown(engine, settings.plan)
-    settings.plan.check(engine.spec.layers)
+    engine.check(settings.plan)
     plan, notice = usable_plan(engine, settings.plan)
     yield {"fit_note": answers.note(notice), "fit": gr.update(visible=bool(notice))}
     for progress, text in compare_progress(engine, replace(settings, plan=plan), stop):
@@ -116,7 +118,7 @@ def describe(progress, rounds: int, settings: Settings) -> str:
 
 def usable_plan(engine, plan: Plan) -> tuple[Plan, str]:
     """The plan, or the same with own projections and the sentence that says why."""
-    own = Plan(replace(plan.prefill, kv=OWN))
+    own = replace(plan, prefill=replace(plan.prefill, kv=OWN))
     try:
         if not needs_fit(engine, plan):
             return plan, ""
@@ -147,7 +149,7 @@ def fit(raw: dict, previous: dict, stop: threading.Event, session: str) -> Itera
         yield {"alert": "", "status": answers.status("Loading")}
         from pop_core import kv_fit
 
-        plan = read_plan(*(raw[name] for name in ("cutoff", "kv", "sinks", "boundary")))
+        plan = read_plan(*(raw[name] for name in CUT))  # channels need no fit
         engine = yield from statuses(watch_loading(raw["model"], stop))
         plan.check(engine.spec.layers)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import gradio as gr
 
 from pop_core.errors import PopError
-from pop_core.forecast import default_plan, forecast, token_count
+from pop_core.forecast import Forecast, default_plan, forecast, token_count
 from pop_core.plan import ALL, CANDIDATES, FITTED, NONE, OWN, WIDTH, ChannelPruning, Plan, PrefillCut, whole_number
 from pop_core.sentences import plan_sentence
 
@@ -18,6 +18,7 @@ from .shared import DEFAULT_MODEL, EMBEDDED, MODELS, spec_of
 EXAMPLES = Path(__file__).parent.parent / "assets" / "examples.json"
 PlanControls = namedtuple("PlanControls", "cutoff kv sinks boundary")
 ChannelControls = namedtuple("ChannelControls", "ratio width rescore")
+MOST_RATIO = 0.9  # on the slider; a link or a client may ask for more
 RESCORES = {CANDIDATES: "Candidates", NONE: "None: a fixed mask", ALL: "All channels"}
 
 
@@ -94,17 +95,21 @@ def plan_details(cutoff: gr.Slider, default: PrefillCut) -> PlanControls:
     return PlanControls(cutoff, kv, sinks, boundary)
 
 
-def channel_controls(ratio: float) -> ChannelControls:
-    """Which FFN channels write: how many are left out, and how they are chosen."""
-    left_out = slider(
+def ratio_slider(ratio: float) -> gr.Slider:
+    """How many FFN channels write."""
+    return slider(
         0,
-        0.9,
+        MOST_RATIO,
         value=ratio,
         step=0.05,
         label="FFN channels left out while writing",
         info="The prune ratio: the share of each FFN's channels that add nothing to a token. 0: none.",
         elem_id="ratio",
     )
+
+
+def channel_details(left_out: gr.Slider) -> ChannelControls:
+    """The rest of channel pruning, for whoever opens the details."""
     width = slider(
         0,
         1,
@@ -121,6 +126,11 @@ def channel_controls(ratio: float) -> ChannelControls:
         elem_id="rescore",
     )
     return ChannelControls(left_out, width, rescore)
+
+
+def channel_controls(ratio: float) -> ChannelControls:
+    """Which FFN channels write: how many are left out, and how they are chosen."""
+    return channel_details(ratio_slider(ratio))
 
 
 def read_channels(ratio, width, rescore) -> ChannelPruning | None:
@@ -143,9 +153,16 @@ def whole_between(value, name: str, low: int, high: int) -> int:
 
 
 def foresee(model: str, text: str, plan: Plan, chat: bool | None) -> str:
-    """The forecast as HTML: the strip of layers and its sentence."""
+    """The forecast as HTML: the strip of layers and its sentence. Raises `PopError` for a plan that this model cannot
+    run, as far as that is known before it is loaded."""
     engine, spec = MODELS.loaded(model), spec_of(model)
     if spec is None:
         return answers.note("What the plan does is shown once this model is loaded.")
-    seen = forecast(plan, spec.layers, token_count(engine, text, chat) if engine else None, spec)
-    return answers.strip(spec.layers, seen.kept) + answers.note(plan_sentence(seen))
+    if engine:
+        engine.check(plan)
+    return foreseen(forecast(plan, spec.layers, token_count(engine, text, chat) if engine else None, spec))
+
+
+def foreseen(seen: Forecast) -> str:
+    """A forecast as HTML."""
+    return answers.strip(seen.layers, seen.kept, seen.channels) + answers.note(plan_sentence(seen))

@@ -16,11 +16,11 @@ FOLDER = tempfile.TemporaryDirectory(prefix="pop-studio-")  # Gradio copies what
 
 def exports(result: dict, session: str) -> dict:
     """The outputs "download", "code" and "link" of a comparison."""
-    cut = result["pruned"]["plan"]["prefill"]
+    plan = result["pruned"]["plan"]
     return {
         "download": json_file("pop-studio-comparison.json", result, session),
         "code": snippet(result),
-        "link": link(result["dense"]["model"], cut),
+        "link": link(result["dense"]["model"], (plan["prefill"] or {}) | (plan["channels"] or {})),
     }
 
 
@@ -41,7 +41,7 @@ def file(name: str, content: bytes, session: str) -> str:
     return str(path)
 
 
-def link(model: str, cut: dict) -> str:
+def link(model: str, settings: dict) -> str:
     """An anchor that opens the page with these settings."""
-    query = html.escape(to_query(model, cut))
+    query = html.escape(to_query(model, settings))
     return f'<p class="note">Link to these settings: <a href="{query}">{query}</a></p>'

@@ -3,35 +3,51 @@
 from urllib.parse import urlencode
 
 from pop_core.errors import PopError
-from pop_core.plan import PrefillCut
+from pop_core.plan import CANDIDATES, NONE, WIDTH, ChannelPruning, Plan, PrefillCut
 
+from .controls import read_channels
 from .shared import DEFAULT_MODEL, allowed_name
 
-KEYS = ("model", "cutoff", "kv", "sinks", "boundary")
+CUT, CHANNELS = ("cutoff", "kv", "sinks", "boundary"), ("ratio", "width", "rescore")
+KEYS = ("model", *CUT, *CHANNELS)
+OFF = {"ratio": 0, "width": WIDTH, "rescore": CANDIDATES}
 
 
-def to_query(model: str, cut: dict) -> str:
-    """The query that `read_query` turns into the same settings; what `cut` leaves out becomes the default."""
-    return "?" + urlencode({"model": model, **{key: cut[key] for key in KEYS[1:] if key in cut}})
+def to_query(model: str, settings: dict) -> str:
+    """The query that `read_query` turns into the same settings; what `settings` leaves out becomes the default."""
+    return "?" + urlencode({"model": model, **{key: settings[key] for key in KEYS[1:] if key in settings}})
 
 
-def read_query(parameters: dict, default: PrefillCut) -> tuple[str, PrefillCut, str]:
-    """(model, cut, sentence) of a URL's parameters. What cannot be used becomes the default, and the sentence says so.
+def read_query(parameters: dict, default: PrefillCut) -> tuple[str, Plan, str]:
+    """(model, plan, sentence) of a URL's parameters. What cannot be used becomes the default, and the sentence says so.
 
     The cutoff is checked against the model's layers when the model is there.
     """
     model, problem = read_model(parameters)
     problems = [problem] if problem else []
-    values = {key: getattr(default, key) for key in KEYS[1:]}
-    for key in KEYS[1:]:
-        if key in parameters:
+
+    def read(keys, defaults: dict, part) -> dict:
+        """Each key for itself; part: makes a part of the plan from one of them."""
+        values = dict(defaults)
+        for key in set(keys) & set(parameters):
             try:
-                cut = PrefillCut(**{"cutoff": 1, key: parameters[key]})
-                values[key] = getattr(cut, key)
+                values[key] = getattr(part({key: parameters[key]}), key)
             except PopError as error:
                 problems.append(str(error))
+        return values
+
+    cut = read(CUT, vars(default), lambda one: PrefillCut(**({"cutoff": 1} | one)))
+    # without re-scoring no width is too wide for a ratio
+    channels = read(CHANNELS, OFF, lambda one: ChannelPruning(**({"ratio": 0, "rescore": NONE} | one)))
+    for key in ("width", "ratio"):  # the first defaults that make them fit together
+        try:
+            read_channels(**channels)
+            break
+        except PopError as error:
+            problems.append(str(error))
+            channels[key] = OFF[key]
     sentence = f"The link has settings that cannot be used, so defaults took their place. {' '.join(problems)}"
-    return model, PrefillCut(**values), sentence if problems else ""
+    return model, Plan(PrefillCut(**cut), read_channels(**channels)), sentence if problems else ""
 
 
 def read_model(parameters: dict) -> tuple[str, str]:

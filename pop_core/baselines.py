@@ -46,7 +46,7 @@ def ensure(engine, plan: Plan, progress=None, checkpoint: Checkpoint = carry_on)
     """
     if not plan.static or engine.statistics:
         return
-    engine.require_readable("This baseline")
+    engine.require_readable("This baseline", "run it without")
     texts = calibration_segments(engine.loaded.tokenizer)
     chosen = [texts[at * len(texts) // TEXTS] for at in range(min(TEXTS, len(texts)))]
     with engine.exclusive(checkpoint):

@@ -8,7 +8,7 @@ from .plan import ALL, CANDIDATES, NONE
 OURS, DENSE = "plan", "dense"  # names in the table of methods
 PAPER = "Partition-guided Online Pruning, arXiv 2602.06822"
 METHODS = {  # name -> (full name, what it does, where it comes from)
-    DENSE: ("The dense model", "Every channel adds to every token: what the others are held against.", "the model"),
+    DENSE: ("The dense model", "Every channel adds to every token: what the others are held against.", ""),
     CANDIDATES: (
         "Partition-guided online pruning",
         "The prompt splits the channels into retained, candidate and pruned ones; every token chooses half of the "
@@ -117,6 +117,6 @@ def row(result: dict, name: str) -> dict | None:
 
 
 def described(entry: dict, result: dict) -> tuple[str, str, str]:
-    """(full name, what it does, source) of a method of the table."""
+    """(full name, what it does, source or "") of a method of the table."""
     name = pruning(result)["rescore"] if entry["name"] == OURS else entry["name"]
-    return METHODS.get(name, (entry["title"], "Not described.", "unknown"))
+    return METHODS.get(name, (entry["title"], "Not described.", ""))

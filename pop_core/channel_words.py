@@ -6,16 +6,9 @@ no prompt token reached, for one, stays whole.
 
 from .forecast import ChannelForecast
 from .plan import Budget
-from .units import count, milliseconds, times
+from .units import count, milliseconds, percent, times
 
 NOISE = 0.03  # a ratio closer to 1 than this is called no difference
-
-
-def percent(share: float) -> str:
-    """`findings.percent`."""
-    from .findings import percent  # here: it takes words of its own from `sentences`, which takes these
-
-    return percent(share)
 
 
 def written(run: dict) -> tuple[int, int] | None:
@@ -87,7 +80,10 @@ def writing_sentence(result: dict) -> str:
     if share is not None:
         what = f"{percent(share)} of the FFN channels ({percent(run['removed_share'])} of the model left out)"
     pair = f"{milliseconds(result['dense_step_ms'])} dense, {milliseconds(result['pruned_step_ms'])} pruned per token"
-    limit = f"what it reads allows at most {times(result['predicted_decode_speedup'])}"
+    most = result["predicted_decode_speedup"]
+    limit = f"what it reads allows at most {times(most)}"
+    if speedup > most + NOISE:
+        limit += ", so noise of the machine has a part in it"
     if speedup > 1 + NOISE:
         return f"With {what}, writing is {times(speedup)} as fast ({pair}); {limit}."
     if speedup >= 1 - NOISE:
@@ -97,13 +93,12 @@ def writing_sentence(result: dict) -> str:
 
 def reading_sentence(speedup: float, pair: str) -> str:
     """What choosing the channels costs a prompt that all layers read; pair: the times behind the speed-up."""
+    said = "Both read the prompt with all layers, and the pruned run chooses its channels meanwhile"
     if speedup > 1 + NOISE:
-        why = "choosing the channels saves nothing there, so being faster is noise of the machine"
-    elif speedup >= 1 - NOISE:
-        why = "choosing the channels makes no measurable difference to that"
-    else:
-        why = f"choosing the channels meanwhile slows that to {times(speedup)} the speed of dense"
-    return f"Both read the prompt with all layers; {why} ({pair})."
+        return f"{said}, which saves nothing: being {times(speedup)} as fast is noise of the machine ({pair})."
+    if speedup >= 1 - NOISE:
+        return f"{said}, which makes no measurable difference ({pair})."
+    return f"{said}: it reads at {times(speedup)} the speed of dense ({pair})."
 
 
 def choosing_sentence(run: dict) -> str:
@@ -128,13 +123,14 @@ def facts(run: dict) -> list[tuple[str, str]]:
         return []
     (kept, width), layers = written(run), channels["layers"]
     candidates, overlap, rescoring = _sum(layers, "candidates"), channels["overlap"], channels["rescoring_ms"]
+    chosen = f"{_sum(layers, 'chosen'):,} of {count(candidates, 'candidate')}"
     if rescoring:
         rescoring = rescoring / steps if steps else None
     rows = [
         ("FFN channels that write", f"{kept:,} of {width:,} ({percent(kept / width)})"),
         ("Left out of the whole model", percent(run["removed_share"])),
-        ("Chosen by each token", f"{_sum(layers, 'chosen'):,} of {count(candidates, 'candidate')}"),
-        ("Chosen candidates that the next token keeps", "n/a" if overlap is None else percent(overlap)),
+        ("Chosen by each token", chosen if candidates else "no candidates"),
+        ("Choices that the next token repeats", "n/a" if overlap is None else percent(overlap)),
         ("Scoring, part of the reading", milliseconds(channels["scoring_ms"])),
         ("Slicing, part of the reading", milliseconds(channels["slicing_ms"])),
         ("Re-scoring, of each token", "none" if rescoring == 0 else milliseconds(rescoring)),

@@ -106,11 +106,12 @@ def compare_steps(
     with engine.exclusive(checkpoint):
         dense, pruned = (Generation(engine, prompt, p, sampling, checkpoint) for p in (DENSE, plan))
         pairs, prefills, divergences, complete = [], {"dense": [], "pruned": []}, None, False
+        runs = _Runs(dense, pruned)
         try:
             yield Progress("reading")
             for generation in (dense, pruned):
                 generation.prefill()
-                yield Progress("reading", dense.result(), pruned.result(), 0.5)
+                yield Progress("reading", *runs.now(), 0.5)
             while not (dense.done and pruned.done):
                 both = not dense.done and not pruned.done
                 for generation in (dense, pruned):
@@ -119,11 +120,12 @@ def compare_steps(
                 if both:
                     pairs.append((dense.step_ms[-1], pruned.step_ms[-1]))
                 done = max(len(dense.tokens), len(pruned.tokens)) / sampling.max_new_tokens
-                yield Progress("writing", dense.result(), pruned.result(), done)
-            yield Progress("measuring", dense.result(), pruned.result(), 0.0)
+                yield Progress("writing", *runs.now(), done)
+            yield Progress("measuring", *runs.now(), 0.0)
+            runs.release()
             divergences = _divergences(engine, prompt.ids, dense, plan)
             for index in range(repeats):
-                yield Progress("measuring", dense.result(), pruned.result(), (index + 0.5) / (repeats + 1))
+                yield Progress("measuring", *runs.now(), (index + 0.5) / (repeats + 1))
                 for name, times in _prefill_round(engine, prompt.ids, plan, sampling, checkpoint, index).items():
                     prefills[name] += times
             complete = True
@@ -131,8 +133,31 @@ def compare_steps(
             for generation in (dense, pruned):
                 if not generation.done:
                     generation.cancel()
-        result = _result(engine, dense, pruned, plan, pairs, prefills, divergences, complete)
-    yield Progress("done", dense.result(), pruned.result(), 1.0, result)
+        result = _result(engine, dense, runs.now(), plan, pairs, prefills, divergences, complete)
+    yield Progress("done", *runs.now(), 1.0, result)
+
+
+class _Runs:
+    """Both runs so far. One that is done is described once: the facts of its channels take a while to tell."""
+
+    def __init__(self, *generations: Generation):
+        self.generations, self.finished = generations, {}
+
+    def now(self) -> list[Run]:
+        return [self._run(index, generation) for index, generation in enumerate(self.generations)]
+
+    def _run(self, index: int, generation: Generation) -> Run:
+        if not generation.done:
+            return generation.result()
+        if index not in self.finished:
+            self.finished[index] = generation.result()
+        return self.finished[index]
+
+    def release(self) -> None:
+        """Once both are done: what is measured next makes caches and slices of its own, and both need not fit."""
+        self.now()
+        for generation in self.generations:
+            generation.state = generation.write = None
 
 
 def _prefill_round(engine: Engine, ids, plan: Plan, sampling: Sampling, checkpoint: Checkpoint, index: int):
@@ -155,8 +180,8 @@ def _divergences(engine: Engine, ids, dense: Generation, plan: Plan):
     )
 
 
-def _result(engine, dense, pruned, plan, pairs, prefills, divergences, complete) -> Comparison:
-    a, b = dense.result(), pruned.result()
+def _result(engine, dense, runs, plan, pairs, prefills, divergences, complete) -> Comparison:
+    a, b = runs
     kl, same = divergences or ([], [])
     dense_steps, pruned_steps = [x for x, _ in pairs], [y for _, y in pairs]
     enough = len(pairs) >= FEWEST_STEPS

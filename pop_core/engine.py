@@ -80,7 +80,8 @@ class Engine:
         """Raise `PopError` for a plan that this model cannot run, before anything of it runs."""
         plan.check(self.spec.layers)
         if plan.online or plan.static:
-            self.require_readable("Channel pruning" if plan.online else f"The baseline {plan.static.name}")
+            what = "Channel pruning" if plan.online else f"The baseline {plan.static.name}"
+            self.require_readable(what, "run it without")
         if plan.online and plan.online.rescore != ALL:
             need = costs.sliced_bytes(self.spec, plan.online, self.loaded.dtype.itemsize)
             memory.require(need, self.loaded.device, "the copy of the retained and candidate channels")
@@ -151,7 +152,7 @@ class Engine:
 
     def _make_projection(self, cut):
         if cut.kv == FITTED:
-            self.require_readable("A fitted projection")
+            self.require_readable("A fitted projection", "use own projections")
             return kv_fit.load(self.decoder, self.loaded.identity(), cut.cutoff)
         return own_projection(self.decoder, cut.cutoff) if self.readable else ModuleProjection()
 
@@ -160,11 +161,11 @@ class Engine:
         """Whether weights can be read, and not only called through their modules."""
         return self.decoder.readable
 
-    def require_readable(self, what: str) -> None:
-        """Raise `PopError` when `what` needs weights that cannot be read."""
+    def require_readable(self, what: str, instead: str) -> None:
+        """Raise `PopError` when `what` needs weights that cannot be read. instead: what can be done."""
         if not self.readable:
             raise PopError(
-                f"{what} reads the model's weights, which are packed or offloaded here; use own projections."
+                f"{what} reads the model's weights, which are packed or offloaded here; {instead}."
             )
 
     @torch.inference_mode()

@@ -45,7 +45,7 @@ def experts_figure(result: dict) -> go.Figure:
     figure.add_trace(
         go.Bar(
             x=shares, y=places, orientation="h", marker={"color": PRUNED_COLOUR},
-            text=[percent(share) for share in shares], textposition="auto", textangle=0, cliponaxis=False,
+            text=[percent(share) for share in shares], textposition="outside", textangle=0, cliponaxis=False,
             hovertemplate="%{text} of the channels add nothing<extra></extra>",
         ),
         row=1,
@@ -54,7 +54,7 @@ def experts_figure(result: dict) -> go.Figure:
     figure.update_xaxes(showgrid=False, zeroline=False, tickangle=0, row=1, col=1)
     figure.update_xaxes(_expert_axis(shown, wide), title=axis_title("expert (× stayed whole)", None), row=1, col=1)
     figure.update_xaxes(
-        range=[0, 1], tickformat=".0%", nticks=3, gridcolor=GRID_COLOUR, zeroline=False,
+        range=[0, 1.6], tickvals=[0, 1], ticktext=["0%", "100%"], gridcolor=GRID_COLOUR, zeroline=False,
         title=axis_title("left out", None), row=1, col=2,
     )  # fmt: skip
     figure.update_yaxes(

@@ -8,7 +8,7 @@ import statistics
 import unicodedata
 
 from .importance import BRANCHES, STAGES, kl_at, ratios, recommend, skipped_share, third_ratios, total
-from .sentences import count, date, duration, times
+from .units import count, date, duration, percent, times
 
 FEW_SAMPLES = 8
 NOISE_KL = 1e-6  # a divergence below this is what float32 makes of nothing
@@ -282,19 +282,6 @@ def uncertain(result: dict) -> str:
 def unknown_layers(layers: list[dict]) -> list[int]:
     """The layers with a value that is not finite."""
     return [entry["layer"] for entry in layers if None in (total(entry, stage) for stage in STAGES)]
-
-
-def percent(share: float) -> str:
-    """A share in two figures, never rounded to all or nothing."""
-    if share <= 0 or share >= 1:
-        return f"{share:.0%}" if share <= 1 else "100%"
-    if share < 0.0005:
-        return "under 0.1%"
-    if share < 0.0995:
-        return f"{share * 100:.1f}".removesuffix(".0") + "%"
-    return "over 99%" if share > 0.995 else f"{share:.0%}"
-
-
 def plain(value: float) -> str:
     """A positive number in two or three figures, without exponents where people would not write them."""
     if not value:

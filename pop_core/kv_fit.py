@@ -68,7 +68,7 @@ def ensure(engine, plan: Plan, progress=None, checkpoint=None) -> None:
     cut, decoder = plan.prefill, engine.decoder
     if cut is None or cut.kv != FITTED or cut.cutoff >= decoder.spec.layers:
         return
-    engine.require_readable("A fitted projection")
+    engine.require_readable("A fitted projection", "use own projections")
     identity = engine.loaded.identity()
     if is_fitted(identity, cut.cutoff):
         return

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from . import cgroup
 from .errors import NotEnoughMemory
-from .sentences import gigabytes
+from .units import gigabytes
 
 
 def free_bytes(device) -> int:

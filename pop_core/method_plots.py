@@ -8,18 +8,23 @@ can collide with a whisker, and what was not measured has no bar.
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from .channel_plots import SENTENCE_HEIGHT
 from .channel_view import DENSE, OURS, row
 from .findings import plain
-from .plots import DENSE_COLOUR, GRID_COLOUR, PRUNED_COLOUR, TEXT_COLOUR, base_layout, escaped
+from .method_findings import quality_sentence, speed_sentence
+from .plots import DENSE_COLOUR, GRID_COLOUR, PRUNED_COLOUR, TEXT_COLOUR, base_layout, escaped, sentence_figure
 from .sentences import milliseconds
 
 COLOURS = {DENSE: DENSE_COLOUR, OURS: PRUNED_COLOUR}
 OTHERS = "rgba(128, 128, 128, 0.6)"
+MOST_SPREAD = 2  # times the slowest method's median; a whisker beyond that runs out of the picture
 ROW_HEIGHT, FRAME = 25, 64  # pixels of a bar, and around the bars of a panel
 
 
 def quality_figure(result: dict) -> go.Figure:
     """KL from dense and agreement with it, along the dense answer."""
+    if all(entry["kl"] is None for entry in result["methods"]):
+        return sentence_figure(quality_sentence(result), SENTENCE_HEIGHT)
     figure = _panels(result, ("KL, nats a token", "Same best token"))
     for at, key in enumerate(("kl", "agreement"), start=1):
         _add_bars(figure, result, key, _closeness, at)
@@ -30,14 +35,20 @@ def quality_figure(result: dict) -> go.Figure:
 
 def speed_figure(result: dict) -> go.Figure:
     """Time of a token with the fastest and slowest step as whiskers, and what is done once for a prompt."""
+    timed = any(entry["step_ms"] is not None for entry in result["methods"])
+    if not timed and all(entry["partition_ms"] is None for entry in result["methods"]):
+        return sentence_figure(speed_sentence(result), SENTENCE_HEIGHT)
     figure = _panels(result, ("Time per token", "Once for the prompt"))
     for at, key in enumerate(("step_ms", "partition_ms"), start=1):
         _add_bars(figure, result, key, _time, at)
-    figure.update_xaxes(rangemode="tozero", ticksuffix=" ms", nticks=4)
+    figure.update_xaxes(rangemode="tozero", ticksuffix=" ms", nticks=3)
     dense = row(result, DENSE)
+    if not timed:
+        figure.update_xaxes(range=[0, 1], showticklabels=False, row=1, col=1)
     if dense["step_ms"] is not None:
         line = {"color": DENSE_COLOUR, "width": 1.5, "dash": "dot"}
         figure.add_vline(dense["step_ms"], line=line, row=1, col=1)
+        figure.update_xaxes(range=[0, _widest(result)], row=1, col=1)
     return figure
 
 
@@ -56,6 +67,13 @@ def _closeness(entry: dict, value: float | None) -> str:
 
 def _time(entry: dict, value: float | None) -> str:
     return milliseconds(value) if value or value is None else "nothing"
+
+
+def _widest(result: dict) -> float:
+    """Where the axis of times ends: at the slowest step, but for one that would make all bars tiny."""
+    timed = [entry for entry in result["methods"] if entry["step_ms"] is not None]
+    slowest = max(max(entry["step_spread"] or [entry["step_ms"]]) for entry in timed)
+    return 1.05 * min(slowest, MOST_SPREAD * max(entry["step_ms"] for entry in timed))
 
 
 def _panels(result: dict, titles: tuple[str, str]) -> go.Figure:

@@ -136,8 +136,8 @@ def tiles(result: dict) -> list[tuple[str, str, str]]:
         speedup = (speedup[0], "all layers read") if pruned["channels"] else ("n/a", "nothing was skipped")
     second = "First token KL", divergence, "nats; 0 is identical"
     if pruned["removed_share"]:
-        limit, left_out = times(result["predicted_decode_speedup"]), channel_words.percent(pruned["removed_share"])
-        second = "Writing speed-up", times(result["decode_speedup"]), f"{limit} at most; {left_out} left out"
+        limit = times(result["predicted_decode_speedup"])
+        second = "Writing speed-up", times(result["decode_speedup"]), f"{limit} at most"
     return [
         ("Prefill speed-up", *speedup),
         ("Agreement", "n/a" if agreement is None else f"{agreement:.0%}", "same best token"),

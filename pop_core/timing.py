@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from .run import median, ratio
-from .sentences import count
+from .units import count
 
 Task = Callable[[], object]
 

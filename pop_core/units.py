@@ -45,3 +45,14 @@ def small(value: float) -> str:
     if not value:
         return "0"
     return "< 0.0001" if 0 < value < 1e-4 else f"{value:.4f}" if value < 0.1 else f"{value:.2f}"
+
+
+def percent(share: float) -> str:
+    """A share in two figures, never rounded to all or nothing."""
+    if share <= 0 or share >= 1:
+        return f"{share:.0%}" if share <= 1 else "100%"
+    if share < 0.0005:
+        return "under 0.1%"
+    if share < 0.0995:
+        return f"{share * 100:.1f}".removesuffix(".0") + "%"
+    return "over 99%" if share > 0.995 else f"{share:.0%}"

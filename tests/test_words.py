@@ -6,9 +6,11 @@ import threading
 
 import pytest
 from page_runs import collect, settings
+from tiny import SHAPE
 
 from pages import answers, comparing, export
-from pop_core import recorded, sentences
+from pop_core import Baseline, Engine, Plan, Sampling, baselines, channel_words, load_model, recorded, sentences
+from pop_core.compare import compare
 from pop_core.plots import timing_figure
 from pop_core.snippet import snippet
 
@@ -54,11 +56,42 @@ def test_no_text_becomes_markup(result):
     )
 
 
-def test_the_snippet_is_the_same_run(result):
+@pytest.fixture(scope="module", params=[{"cutoff": 6, "ratio": 0.4}, {"ratio": 0.5, "width": 0.3, "rescore": "none"}])
+def with_channels(tiny, request) -> dict:
+    """A comparison that leaves channels out, without a cutoff and with one."""
+    return collect(comparing.run(settings(tiny, **request.param), {}, threading.Event(), "test"))["result"]
+
+
+def repeated(result: dict) -> dict:
+    """What the exported program gives."""
     scope = {"print": lambda *_: None}
     exec(snippet(result), scope)
-    assert scope["result"].dense["tokens"] == result["dense"]["tokens"]
-    assert scope["result"].pruned["tokens"] == result["pruned"]["tokens"]
+    return scope["result"].to_dict()
+
+
+def same_run(a: dict, b: dict) -> None:
+    for name in ("dense", "pruned"):
+        for key in ("plan", "tokens", "removed_share", "skipped_layers", "stop"):
+            assert a[name][key] == b[name][key]
+    assert (a["agreement"], a["kl"]) == (b["agreement"], b["kl"])
+
+
+def test_the_snippet_is_the_same_run(result):
+    same_run(repeated(result), result)
+
+
+def test_the_snippet_of_channels_is_the_same_run(with_channels):
+    again = repeated(with_channels)
+    same_run(again, with_channels)
+    for a, b in zip(again["pruned"]["channels"]["layers"], with_channels["pruned"]["channels"]["layers"], strict=True):
+        assert a["regions"] == b["regions"] and a["kept"] == b["kept"]
+
+
+def test_the_snippet_of_a_baseline_is_the_same_run(tiny):
+    engine, plan = Engine(load_model(tiny)), Plan(baseline=Baseline("wanda-sp", 0.4))
+    baselines.ensure(engine, plan)
+    result = compare(engine, "what is this thing", plan, sampling=Sampling(6), repeats=1).to_dict()
+    same_run(repeated(result | {"dense": result["dense"] | {"model": tiny}}), result)
 
 
 @pytest.mark.parametrize("text", ["x", NASTY, "\n", "a\n", "word " * 50, "w" * 500, "\u2028 \u2063 '", "a\n\n\nb"])
@@ -84,12 +117,59 @@ def test_the_snippet_keeps_every_prompt(result, text):
             "Too few tokens were written by both to time the writing (1 step)",
         ),
         ({"decode_speedup": 1.5}, "noise of the machine"),
+        ({"decode_speedup": 1.0}, "Writing uses all layers in both, and takes the same time"),
         ({"prefill_speedup": 1.4, "complete": False}, "stopped early"),
         ({"dense_prefill_spread": [1.0, 9.0]}, "trust these times little"),
     ],
 )
 def test_the_timing_sentence_is_honest(result, change, words):
     assert words in sentences.timing_sentence(result | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"decode_speedup": 1.1, "predicted_decode_speedup": 1.2}, "writing is 1.10× as fast"),
+        ({"decode_speedup": 1.1, "predicted_decode_speedup": 1.2}, "allows at most 1.20×."),
+        ({"decode_speedup": 1.5, "predicted_decode_speedup": 1.2}, "noise of the machine has a part in it"),
+        ({"decode_speedup": 1.0}, "writing takes about the same time"),
+        ({"decode_speedup": 0.8}, "Pruning loses: with"),
+        ({"decode_speedup": None, "paired_steps": 1}, "Too few tokens"),
+    ],
+)
+def test_the_timing_sentence_says_what_channels_gained_or_lost(with_channels, change, words):
+    said = sentences.timing_sentence(with_channels | change)
+    assert words in said and "uses all layers in both" not in said and "went into scoring" in said
+
+
+@pytest.mark.parametrize(
+    ("speedup", "words"), [(1.4, "which saves nothing"), (1.0, "no measurable difference"), (0.8, "at 0.80× the speed")]
+)
+def test_reading_with_all_layers_to_choose_channels_is_no_gain(tiny, speedup, words):
+    chosen = collect(comparing.run(settings(tiny, cutoff=6, ratio=0.4), {}, threading.Event(), "s"))["result"]
+    said = sentences.timing_sentence(chosen | {"prefill_speedup": speedup})
+    assert words in said and "Nothing was skipped" not in said and "predicts" not in said
+
+
+def test_channels_of_a_run_are_told_in_tiles_and_facts(with_channels, result):
+    labels = [[label for label, *_ in sentences.tiles(r)] for r in (result, with_channels)]
+    assert len(labels[0]) == len(labels[1]) == 4
+    assert "Writing speed-up" in labels[1] and "Writing speed-up" not in labels[0]
+    told = dict(sentences.facts(with_channels))
+    assert not {"FFN channels that write", "Slicing, part of the reading"} & set(dict(sentences.facts(result)))
+    kept, width = channel_words.written(with_channels["pruned"])
+    spec, ratio = SHAPE, with_channels["pruned"]["plan"]["channels"]["ratio"]
+    assert width == spec["num_hidden_layers"] * spec["intermediate_size"]
+    assert kept == spec["num_hidden_layers"] * round((1 - ratio) * spec["intermediate_size"])
+    assert told["FFN channels that write"].startswith(f"{kept:,} of {width:,}")
+
+
+def test_a_pane_claims_no_channels_before_they_are_known(with_channels):
+    run = with_channels["pruned"]
+    assert "of the FFN channels write" in answers.panes(None, run, finished=True)
+    streaming = answers.panes(None, run | {"channels": None})
+    assert "FFN" not in streaming and f"{channel_words.percent(run['removed_share'])} of the model" in streaming
+    assert "write" not in answers.panes(None, run | {"channels": None, "removed_share": 0.0})
 
 
 def test_nothing_skipped_is_said(tiny):

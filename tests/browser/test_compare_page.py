@@ -13,9 +13,9 @@ NASTY = "<script>alert(1)</script><b>bold</b> a<b ${alert(2)} <img src=x onerror
 
 def set_number(page, name: str, value) -> None:
     """Fill a number of the Advanced section."""
-    if not page.locator(f"#{name} input").is_visible():
+    if not page.locator(f"#{name} input[type=number]").is_visible():
         page.click("#advanced > button")
-    page.fill(f"#{name} input", str(value))
+    page.fill(f"#{name} input[type=number]", str(value))
     page.keyboard.press("Tab")
 
 
@@ -24,7 +24,7 @@ def test_a_recorded_comparison_is_there_at_once(address, tab):
     expect(page.locator("#status")).to_contain_text("Recorded on", timeout=15_000)
     for name in ("dense", "pruned"):
         assert page.inner_text(f"[data-testid={name}]").strip()
-    expect(page.locator("#figure .bars path").first).to_be_attached()
+    expect(page.locator("#figure .bars path").first).to_be_attached(timeout=30_000)
     expect(page.locator("#tiles")).to_contain_text("predicted")
     expect(page.locator("#timing")).to_contain_text("arithmetic alone predicts")
 
@@ -57,19 +57,50 @@ def test_stop_keeps_what_was_written(address, tab):
     expect(page.locator("#run")).to_be_enabled()
 
 
+@pytest.mark.parametrize("cutoff", [20, 30])
+def test_channels_are_left_out_while_writing(address, tab, cutoff):
+    page = tab(address)
+    expect(page.locator("#forecast")).to_contain_text("All FFN channels write")
+    set_number(page, "cutoff", cutoff)
+    set_number(page, "ratio", 0.4)
+    expect(page.locator("#forecast")).to_contain_text("845 of 1,536 stay, each token chooses 77 of 154 candidates")
+    set_number(page, "max_new_tokens", 12)
+    run_and_wait(page)
+    expect(page.locator("#status")).to_contain_text("Done")
+    expect(page.locator(".pane.pruned header")).to_contain_text(
+        f"{cutoff} of 30 layers read the prompt · 60% of the FFN channels write"
+    )
+    expect(page.locator(".pane.dense header")).not_to_contain_text("FFN")
+    expect(page.locator("#tiles")).to_contain_text("Writing speed-up")
+    expect(page.locator("#timing")).to_contain_text("into slicing them")
+
+
+def test_a_width_that_does_not_fit_is_told_there_and_then(address, tab):
+    page = tab(address)
+    before = page.inner_text("[data-testid=pruned]")
+    set_number(page, "ratio", 0.2)
+    set_number(page, "width", 0.9)
+    expect(page.locator("#forecast .problem")).to_contain_text("at a prune ratio of 0.2 it must be 0 to 0.4")
+    page.click("#run")
+    expect(page.locator("#alert")).to_contain_text("at a prune ratio of 0.2 it must be 0 to 0.4")
+    assert page.inner_text("[data-testid=pruned]") == before
+    set_number(page, "width", 0.4)
+    expect(page.locator("#forecast")).to_contain_text("each token chooses")
+
+
 def test_mistakes_are_sentences_and_nothing_is_lost(address, tab):
     page = tab(address)
     before = page.inner_text("[data-testid=dense]")
     page.fill("#prompt textarea", "   ")
-    run_and_wait(page)
+    page.click("#run")
     expect(page.locator("#alert")).to_contain_text("The prompt is empty")
     page.fill("#prompt textarea", "Why is the sky blue?")
     set_number(page, "boundary", -3)
-    run_and_wait(page)
+    page.click("#run")
     expect(page.locator("#alert")).to_contain_text("must not be negative")
     set_number(page, "boundary", 16)
     set_number(page, "max_new_tokens", 100000)
-    run_and_wait(page)
+    page.click("#run")
     expect(page.locator("#alert")).to_contain_text("fit this model's context")
     assert page.input_value("#prompt textarea") == "Why is the sky blue?"
     assert page.inner_text("[data-testid=dense]") == before
@@ -104,6 +135,10 @@ def test_a_link_sets_the_controls(address, tab):
     page = tab(f"{address}?model=smollm2&cutoff=12&kv=own&sinks=2&boundary=3")
     expect(page.locator("#cutoff input[type=number]")).to_have_value("12")
     expect(page.locator("#forecast")).to_contain_text("Skips 18 of 30")
+    expect(page.locator("#ratio input[type=number]")).to_have_value("0")
+    page = tab(f"{address}?ratio=0.95&width=0.06&rescore=none")
+    expect(page.locator("#ratio input[type=number]")).to_have_value("0.95")
+    expect(page.locator("#forecast")).to_contain_text("77 of 1,536 stay, the same for every token")
     page = tab(f"{address}?cutoff=99&kv=<b>")
     expect(page.locator("#alert")).to_contain_text("must be 'own' or 'fitted'")
     expect(page.locator("#alert")).to_contain_text("has 30 layers")
