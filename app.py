@@ -27,12 +27,14 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("DO_NOT_TRACK", "1")
 
-from pages import export, importance, shared  # noqa: E402
+from pages import channels, export, importance, shared  # noqa: E402
 from pages.compare import demo  # noqa: E402
 from pages.theme import THEME  # noqa: E402
 
 with demo.route("Importance", "/importance"):
     importance.demo.render()
+with demo.route("Channels", "/channels"):
+    channels.demo.render()
 demo.queue(max_size=20)
 
 

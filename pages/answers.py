@@ -13,7 +13,6 @@ STOPS = {
     "length": "reached the length limit",
     "cancelled": "stopped",
 }
-PART = "background: linear-gradient(to top, var(--pop-quiet) {:.1f}%, var(--pop-pruned-mark) 0)"  # of a cell
 FLAG = (
     '<span class="first-difference" role="img" title="The first token that differs" '
     'aria-label="first difference">▾</span>'
@@ -36,7 +35,7 @@ def panes(dense: dict | None, pruned: dict | None, layers: int | None = None, fi
         caret = "" if finished else '<span class="caret" aria-hidden="true"></span>'
         boxes.append(
             f'<section class="pane {name}" aria-label="{name} answer"><header><h3>{name.capitalize()}</h3>'
-            f'<span style="flex: 1; text-align: right; text-wrap: balance">{reads}</span></header>'
+            f"<span>{reads}</span></header>"
             f'<div class="answer" data-testid="{name}">{body}{caret}</div>'
             f"<footer>{foot}</footer></section>"
         )
@@ -139,7 +138,7 @@ def strip(layers: int, kept: int, channels: ChannelForecast | None = None) -> st
     if channels:
         pruned, share = channels.pruned_layers or layers, 1 - channels.ratio
         label += f", {pruned} of them with {channel_words.percent(share)} of their FFN channels"
-    part = f'<i style="{PART.format(100 * share)}"></i>'
+    part = f'<i class="part" style="--share: {100 * share:.1f}%"></i>'
     rows = "".join(
         f'<span class="strip-name">{name}</span><span class="cells">{cells}</span>'
         for name, cells in (

@@ -18,10 +18,10 @@ from pop_core.sentences import difference_sentence, duration, timing_sentence
 
 from . import answers
 from .background import watch
-from .controls import read_plan, whole_between
+from .controls import read_plan, read_prompt, whole_between
 from .export import exports
 from .links import CUT
-from .shared import MAX_CHARACTERS, watch_loading
+from .shared import watch_loading
 from .turns import failure, names_of, safely, statuses
 
 MAX_REPEATS = 20
@@ -46,11 +46,7 @@ def read_settings(
     """Settings from raw values, a page's or anybody's. Raises `PopError` before any model is touched."""
     from pop_core.sampling import Sampling  # needs torch
 
-    prompt = prompt if isinstance(prompt, str) else ""
-    if not prompt.strip():
-        raise PopError("The prompt is empty; type some text.")
-    if len(prompt) > MAX_CHARACTERS:
-        raise PopError(f"The prompt has {len(prompt):,} characters; this page takes at most {MAX_CHARACTERS:,}.")
+    prompt = read_prompt(prompt)
     if style not in (None, "chat", "plain"):
         raise PopError(f"The prompt format is {style!r}; it must be 'chat' or 'plain'.")
     return Settings(

@@ -13,7 +13,7 @@ from pop_core.plan import ALL, CANDIDATES, FITTED, NONE, OWN, WIDTH, ChannelPrun
 from pop_core.sentences import plan_sentence
 
 from . import answers
-from .shared import DEFAULT_MODEL, EMBEDDED, MODELS, spec_of
+from .shared import DEFAULT_MODEL, EMBEDDED, MAX_CHARACTERS, MODELS, spec_of
 
 EXAMPLES = Path(__file__).parent.parent / "assets" / "examples.json"
 PlanControls = namedtuple("PlanControls", "cutoff kv sinks boundary")
@@ -142,6 +142,16 @@ def read_channels(ratio, width, rescore) -> ChannelPruning | None:
 def read_plan(cutoff, kv, sinks, boundary, ratio=0, width=WIDTH, rescore=CANDIDATES) -> Plan:
     """The plan of raw values, from a page or from anybody's client. Raises `PopError`."""
     return Plan(PrefillCut(cutoff, kv, sinks, boundary), read_channels(ratio, width, rescore))
+
+
+def read_prompt(prompt) -> str:
+    """A prompt as it was typed. Raises `PopError` for none, and for one that is too long for a page."""
+    prompt = prompt if isinstance(prompt, str) else ""
+    if not prompt.strip():
+        raise PopError("The prompt is empty; type some text.")
+    if len(prompt) > MAX_CHARACTERS:
+        raise PopError(f"The prompt has {len(prompt):,} characters; this page takes at most {MAX_CHARACTERS:,}.")
+    return prompt
 
 
 def whole_between(value, name: str, low: int, high: int) -> int:

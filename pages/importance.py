@@ -123,7 +123,7 @@ def recorded_result(model: str, tolerance) -> dict:
     result, _, command = IMPORTANCE[model]
     text = f"Recorded with {command}. Press Run for your own."
     shown = analysing.shown(result, tolerance) | analysing.data_files(result, f"recorded {model}")
-    return shown | {"status": answers.status(text, "recorded"), "alert": ""}
+    return shown | {"status": answers.status(text, "recorded"), "alert": "", "notices": ""}
 
 
 def picked(model, tolerance) -> dict:
@@ -131,7 +131,7 @@ def picked(model, tolerance) -> dict:
     if model in IMPORTANCE:
         return recorded_result(model, tolerance)
     text = "There is no recorded result of this model: press Run. The figures are still those of the one before"
-    return {"status": answers.status(text, "recorded"), "alert": ""}
+    return {"status": answers.status(text, "recorded"), "alert": "", "notices": ""}
 
 
 def looked_ahead(model, samples, prompt_tokens, new_tokens, ablated) -> str:

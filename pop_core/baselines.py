@@ -40,21 +40,27 @@ class Statistics:
 
 
 def ensure(engine, plan: Plan, progress=None, checkpoint: Checkpoint = carry_on) -> None:
-    """Read the calibration text, once for a model, if a plan needs it. Holds the model while it works.
+    """Read the calibration text, once for a model, if a plan needs it. progress: called with a fraction and a sentence.
 
     Raises `PopError` for packed or offloaded weights.
     """
+    for fraction in ensure_steps(engine, plan, checkpoint):
+        if progress:
+            progress(fraction, "reading calibration text")
+
+
+def ensure_steps(engine, plan: Plan, checkpoint: Checkpoint = carry_on) -> Iterator[float]:
+    """The same, yielding how far it has come. Holds the model while it works."""
     if not plan.static or engine.statistics:
         return
     engine.require_readable("This baseline", "run it without")
     texts = calibration_segments(engine.loaded.tokenizer)
     chosen = [texts[at * len(texts) // TEXTS] for at in range(min(TEXTS, len(texts)))]
+    statistics = None
     with engine.exclusive(checkpoint):
-        statistics = None
         for count, statistics in enumerate(calibrate(engine.decoder, chosen), start=1):  # noqa: B007
             checkpoint()
-            if progress:
-                progress(count / len(chosen), f"reading calibration text, {count} of {len(chosen)}")
+            yield count / len(chosen)
         engine.statistics = statistics
 
 

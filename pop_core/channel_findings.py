@@ -1,7 +1,6 @@
 """A study of channels in words: sentences generated from its data, as ready to say that pruning lost.
 
-Everything here takes `Study.to_dict()` (or a recorded one) and returns plain text; whoever shows it escapes it. What a
-plan would do is told by `ahead`, from numbers alone.
+Everything here takes `Study.to_dict()` (or a recorded one) and returns plain text; whoever shows it escapes it.
 """
 
 import math
@@ -21,47 +20,19 @@ from .channel_view import (
     single,
     step_overlaps,
 )
-from .findings import percent
-from .forecast import ChannelForecast
-from .plan import ALL, CANDIDATES, NONE, Budget
-from .sentences import count, date, difference_sentence, times
+from .plan import ALL, CANDIDATES, NONE
+from .sentences import difference_sentence
+from .units import count, date, percent
 
 NEAR = 0.02  # an overlap that is no further from chance is called chance
 WHY_NO_MAP = "Every layer of this model is a mixture of experts, and each expert has channels of its own: the map of "
 WHY_NO_MAP += "experts stands in for this one"
 
 
-def ahead(seen: ChannelForecast) -> str:
-    """What a plan would do, before anything runs: exact numbers of channels, and the limit of the gain."""
-    if not seen.budgets:
-        return "What this does to the model is told once the model is loaded."
-    said = " ".join(_budget(name, width, budget) for name, width, budget in seen.budgets)
-    share = percent(seen.removed_share)
-    if seen.mixture:
-        said = f"{said} That is at most {share} of the whole model: experts that the prompt does not reach stay whole."
-    else:
-        said = f"{said} That is {share} of the whole model."
-    if seen.speedup <= 1:
-        return f"{said} All of the weights are still read, so writing cannot get faster."
-    return f"{said} Reading fewer weights allows at most {times(seen.speedup)} while writing."
-
-
-def _budget(name: str, width: int, budget: Budget) -> str:
-    """The channels of one kind of FFN."""
-    idle = f"{width - budget.kept:,} add nothing to it."
-    of = f"Of {count(width, 'channel')} in each {name}"
-    if not budget.retained and budget.candidates == width:
-        return f"{of} every token chooses {budget.chosen:,}; {idle}"
-    if not budget.candidates:
-        return f"{of} {budget.retained:,} stay for every token, {budget.pruned:,} go."
-    chosen = f"every token chooses {budget.chosen:,} of {count(budget.candidates, 'candidate')}"
-    return f"{of} {budget.retained:,} stay, {chosen}, {budget.pruned:,} go: {idle}"
-
-
 def answers_sentence(result: dict) -> str:
     """Under the answers: where they part, and what share of the model was left out to get there."""
-    written, at = len(result["dense"]["tokens"]), result["first_divergence"]
-    if result["dense"]["stop"] == "cancelled" and at == written:
+    written = len(result["dense"]["tokens"])
+    if result["dense"]["stop"] == "cancelled" and result["first_divergence"] in (None, written):
         said = f"Stopped while the dense answer was written; its first {count(written, 'token')} are the same."
         said = said if written else "Stopped before the dense answer was written, so nothing is compared."
     else:
@@ -208,8 +179,6 @@ def experts_sentence(result: dict) -> str:
     shown = [(at, layers(result)[at]) for at in mixtures(result)]
     if not shown:
         return "This model has no mixtures of experts."
-    if not counted(result):
-        return "Which experts the prompt's tokens were routed to is not counted where every token scores all channels."
     total, whole = sum(len(layer["tokens"]) for _, layer in shown), sum(len(layer["whole"]) for _, layer in shown)
     shares = [left_out(layer) for _, layer in shown]
     reached = f"The {count(result['pruned']['prompt_tokens'], 'prompt token')} reached {total - whole:,} of {total:,}"
@@ -225,11 +194,6 @@ def experts_sentence(result: dict) -> str:
     asks = f", where {percent(asked)} was asked for" if abs(asked - got) > 0.01 else ""
     apart = " Each expert has its own channels, so maps of them by rank and by token are not drawn."
     return f"{said}{span}{asks}.{'' if single(result) else apart}"
-
-
-def counted(result: dict) -> bool:
-    """Whether a mixture's routing is known: it is not where no prompt token was scored."""
-    return any(any(layers(result)[at]["tokens"]) for at in mixtures(result))
 
 
 def caption(result: dict) -> str:
@@ -258,7 +222,8 @@ def facts(result: dict) -> list[tuple[str, str]]:
     width = [("Candidate width", percent(chosen["width"]))] if chosen["rescore"] == CANDIDATES else []
     return [
         ("Model", result["model"]),
-        ("Prompt", f"{count(pruned['prompt_tokens'], 'token')}, {'chat template' if pruned['chat'] else 'plain'}"),
+        ("Prompt", f"“{' '.join(pruned['prompt'].split())[:48]}…”"),
+        ("Its length", f"{count(pruned['prompt_tokens'], 'token')}, {'chat template' if pruned['chat'] else 'plain'}"),
         ("Prune ratio, of each FFN", percent(chosen["ratio"])),
         *width,
         ("Re-scored at every token", chosen["rescore"]),

@@ -115,7 +115,8 @@ def study_steps(
     methods = plans_of(plan, peers)
     yield Progress("calibrating")
     for other in methods.values():
-        baselines.ensure(engine, other, checkpoint=checkpoint)
+        for fraction in baselines.ensure_steps(engine, other, checkpoint):
+            yield Progress("calibrating", fraction)
     engine.prepare(plan)
     with engine.exclusive(checkpoint):
         work = _Study(engine, prompt, plan, sampling, methods, rounds, checkpoint)

@@ -41,7 +41,7 @@ def plan_sentence(seen: ChannelForecast | None) -> str:
         return "All FFN channels write."
     said = f"The answer is written with {percent(1 - seen.ratio)} of the FFN channels"
     if not seen.budgets:
-        return f"{said}."
+        return f"{said}; what that is of the model is told once it is loaded."
     if len(seen.budgets) == 1:
         split = _split(*seen.budgets[0][1:])
     else:
@@ -60,8 +60,9 @@ def _split(width: int, budget: Budget) -> str:
         return f"each token chooses {budget.chosen:,} of all {width:,}"
     stay = f"{budget.retained:,} of {width:,} stay"
     if not budget.candidates:
-        return f"{stay}, the same for every token"
-    return f"{stay}, each token chooses {budget.chosen:,} of {count(budget.candidates, 'candidate')}"
+        return f"{stay}, the same for every token, {budget.pruned:,} go"
+    candidates = count(budget.candidates, "candidate")
+    return f"{stay}, each token chooses {budget.chosen:,} of {candidates}, {budget.pruned:,} go"
 
 
 def _stays_whole(seen: ChannelForecast) -> str:

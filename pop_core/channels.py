@@ -71,8 +71,6 @@ class OnlineChannels:
 
     def reading(self, counted: torch.Tensor | None) -> Ffn:
         """The dense FFN of prompt tokens, scored on the way. counted: `[B, T]`, which tokens count, or None for all."""
-        if self.pruning.rescore == ALL:
-            return self.decoder.ffn
         return lambda i, x: self.decoder.ffn(i, x, partial(self._score, counted, x.shape[1]))
 
     def partition(self) -> None:
@@ -106,19 +104,26 @@ class OnlineChannels:
 
     def _score(self, counted, length: int, i: int, e: int, tokens: torch.Tensor | None, hidden: torch.Tensor) -> None:
         with self.scoring:
+            rows, real = self._rows(counted, length, tokens, hidden.device)
+            self.reached[i, e] = [len(hidden)] if real is None else rows[real].bincount(minlength=self.batch).tolist()
+            if self.pruning.rescore == ALL:  # there is no partition to make
+                return
             squares = hidden.float().square()
             if self.pruning.score == GRIFFIN:
                 squares /= squares.sum(-1, keepdim=True).clamp(min=torch.finfo(squares.dtype).tiny)
-            if self.batch == 1 and counted is None:
-                self.squares[i, e], self.reached[i, e] = squares.sum(0, keepdim=True), [len(squares)]
-                return
-            rows = torch.arange(self.batch, device=hidden.device).repeat_interleave(length)
-            real = torch.ones_like(rows, dtype=torch.bool) if counted is None else counted.to(rows.device).flatten()
-            if tokens is not None:
-                rows, real = rows[tokens], real[tokens]
-            sums = squares.new_zeros(self.batch, squares.shape[1])
-            self.squares[i, e] = sums.index_add_(0, rows[real], squares[real])
-            self.reached[i, e] = rows[real].bincount(minlength=self.batch).tolist()
+            if real is None:
+                self.squares[i, e] = squares.sum(0, keepdim=True)
+            else:
+                sums = squares.new_zeros(self.batch, squares.shape[1])
+                self.squares[i, e] = sums.index_add_(0, rows[real], squares[real])
+
+    def _rows(self, counted: torch.Tensor | None, length: int, tokens: torch.Tensor | None, device):
+        """The sequence of each token and whether it counts; None and None where there is one sequence, and all do."""
+        if self.batch == 1 and counted is None:
+            return None, None
+        rows = torch.arange(self.batch, device=device).repeat_interleave(length)
+        real = torch.ones_like(rows, dtype=torch.bool) if counted is None else counted.to(device).flatten()
+        return (rows, real) if tokens is None else (rows[tokens], real[tokens])
 
     def _part(self, row: int, i: int, e: int) -> Part:
         weights, norms = self.decoder.ffns[i][e], self.norms[i][e]

@@ -3,7 +3,7 @@
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from .channel_findings import counted, experts_sentence
+from .channel_findings import experts_sentence
 from .channel_plots import SCALE, colour_bar
 from .channel_view import layers, left_out, mixtures
 from .findings import percent
@@ -14,7 +14,7 @@ def experts_figure(result: dict) -> go.Figure:
     """Prompt tokens routed to each expert, by layer; crosses where an expert stayed whole; and what each layer lost."""
     shown = [(at, layers(result)[at]) for at in mixtures(result)]
     height = min(760, 200 + 18 * max(8, len(shown)))
-    if not shown or not counted(result):
+    if not shown:
         return sentence_figure(experts_sentence(result), 160)
     figure = make_subplots(rows=1, cols=2, shared_yaxes=True, column_widths=[0.74, 0.26], horizontal_spacing=0.03)
     wide = max(len(layer["tokens"]) for _, layer in shown)

@@ -13,6 +13,7 @@ from running import CHROMIUM, FLAGS, ROOT, running_app
 PAGES = {
     "compare": ("", "screenshot.png", ".js-plotly-plot .bars"),
     "importance": ("importance", "importance.png", "#tokens .heatmaplayer image"),
+    "channels": ("channels", "channels.png", "#choices .heatmaplayer image"),
 }
 
 

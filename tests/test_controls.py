@@ -119,7 +119,7 @@ def test_channels_are_forecast_exactly():
     assert "Skips 10 of 30 layers" in words  # the cutoff is told all the same
     assert words.endswith(
         "The answer is written with 60% of the FFN channels: 845 of 1,536 stay, each token chooses 77 of 154 "
-        "candidates; 24% of the whole model goes, which allows at most 1.25× per token."
+        "candidates, 537 go; 24% of the whole model goes, which allows at most 1.25× per token."
     )
     assert "922 of 1,536 stay, the same for every token" in said(ChannelPruning(0.4, 0.1, NONE))
     everything = said(ChannelPruning(0.4, 0.1, ALL))
