@@ -19,8 +19,9 @@ from .channels import OnlineChannels
 from .compare import first_difference
 from .decode import extend
 from .divergence import divergence, mean
-from .engine import Engine, Generation
+from .engine import Engine
 from .errors import Cancelled, NotEnoughMemory, PopError
+from .generation import Generation
 from .plan import ALL, BASELINES, CANDIDATES, DENSE, NONE, Baseline, ChannelPruning, Plan
 from .run import Run, median
 from .sampling import Sampling

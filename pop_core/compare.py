@@ -14,8 +14,9 @@ import torch
 
 from . import costs
 from .divergence import divergence, mean
-from .engine import Engine, Generation
+from .engine import Engine
 from .errors import Cancelled, PopError
+from .generation import Generation
 from .plan import DENSE, NONE, ChannelPruning, Plan, whole_number
 from .run import Run, median
 from .sampling import Sampling

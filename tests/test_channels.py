@@ -11,9 +11,10 @@ from tiny import random_ids
 from torch.nn.functional import linear
 
 from pop_core.channel_facts import layer_facts
-from pop_core.channels import CANDIDATE, PRUNED, RETAINED, Lane, OnlineChannels, column_norms
+from pop_core.channels import CANDIDATE, PRUNED, RETAINED, OnlineChannels, column_norms
 from pop_core.decode import StaticStep, extend
 from pop_core.errors import PopError
+from pop_core.lane import Lane
 from pop_core.plan import ALL, CANDIDATES, GRIFFIN, NONE, SCORES, ChannelPruning, Plan, PrefillCut
 
 IDS, TOKENS = random_ids(14, seed=7), random_ids(6, seed=8)

@@ -10,8 +10,9 @@ from tiny import random_ids
 from tiny_files import tiny_folder
 
 from pop_core import costs
-from pop_core.engine import Engine, Generation
+from pop_core.engine import Engine
 from pop_core.errors import Cancelled, NotEnoughMemory, PopError
+from pop_core.generation import Generation
 from pop_core.loading import load_model
 from pop_core.plan import DENSE, Baseline, ChannelPruning, Plan, PrefillCut
 from pop_core.sampling import Sampling
