@@ -9,8 +9,9 @@ from pop_core.plan import CANDIDATES, L2, MAX, SUM, WIDTH, Plan, PrefillCut
 
 from . import answers, choosing
 from .choosing import MOST_TOKENS, NAMES, RECORDED
-from .controls import channel_controls, model_picker, slider, two_columns
+from .controls import channel_controls, model_picker, run_buttons, slider, two_columns
 from .links import CHANNELS, read_query
+from .results import Results, heading
 from .shared import DEFAULT_MODEL, MAX_CHARACTERS, explain
 from .turns import AT_ONCE, ModelEvents, working
 
@@ -48,9 +49,7 @@ def form() -> dict:
         info="Wanda-sp, FLAP and ShortGPT, which read calibration text once for each model. GRIFFIN is always there.",
         elem_id="peers",
     )
-    with gr.Row(elem_classes="actions"):
-        c["run"] = gr.Button("Run", variant="primary", scale=3, min_width=120, elem_id="run")
-        c["stop_button"] = gr.Button("Stop", variant="stop", scale=1, min_width=80, interactive=False, elem_id="stop")
+    c |= run_buttons()
     with gr.Accordion("Advanced", open=False, elem_id="advanced"):
         c["max_new_tokens"] = gr.Number(
             48, label="Answer length", info=f"tokens at most, up to {MOST_TOKENS}", elem_id="max_new_tokens"
@@ -65,63 +64,44 @@ def form() -> dict:
     return c
 
 
-def results() -> dict:
+def column() -> dict:
     """The right column, filled with the recorded study of the default model."""
     show = recorded_result(DEFAULT_MODEL, None)
-    r = {"alert": gr.HTML(elem_classes="plain", elem_id="alert")}
-    r["status"] = gr.HTML(show["status"], elem_classes="plain", elem_id="status")
-
-    def plot(name: str) -> None:
-        r[name] = gr.Plot(show[name], show_label=False, container=False, elem_id=name)
-
-    def words(name: str) -> None:
-        r[name] = gr.HTML(show[name], elem_classes="plain", elem_id=name)
-
-    def heading(text: str) -> None:
-        gr.HTML(f'<h2 class="figure">{text}</h2>', elem_classes="plain")
-
-    words("caption")
-    words("panes")
-    words("answers_note")
+    results = Results(show)
+    r = results.parts
+    for name in ("caption", "panes", "answers_note"):
+        results.words(name)
     with gr.Accordion("The tokens of both answers", open=False, elem_id="pieces_box"):
-        words("pieces")
+        results.words("pieces")
     with gr.Column(visible=show["single"]["visible"], elem_id="single") as r["single"]:
-        heading("What the prompt decides: retained, candidates, pruned")
-        plot("regions")
-        words("regions_note")
+        results.figure("regions", "What the prompt decides: retained, candidates, pruned")
         heading("What every token chooses")
         r["layer"] = slider(
             *(0, show["layer"]["maximum"]), value=show["layer"]["value"], step=1, label="Layer", elem_id="layer"
         )
         with gr.Column(elem_classes="sideways", elem_id="sideways"):
-            plot("choices")
-        words("choices_note")
-        heading("Does the next token choose the same?")
-        plot("overlap")
-        words("overlap_note")
+            results.plot("choices")
+        results.words("choices_note")
+        results.figure("overlap", "Does the next token choose the same?")
     with gr.Column(visible=show["mixture"]["visible"], elem_id="mixture") as r["mixture"]:
-        heading("The experts that the prompt reached")
-        plot("experts")
-        words("experts_note")
+        results.figure("experts", "The experts that the prompt reached")
     with gr.Row(elem_classes="pair"):
         for name, title in (("quality", "How close to the dense model"), ("speed", "How fast it writes")):
             with gr.Column(min_width=300):
-                heading(title)
-                plot(name)
-                words(f"{name}_note")
-    words("compare")
+                results.figure(name, title)
+    results.words("compare")
     with gr.Accordion("The methods, and where they come from", open=False, elem_id="about"):
-        words("methods")
+        results.words("methods")
     with gr.Accordion("The numbers as tables", open=False, elem_id="numbers"):
-        for name in ("method_table", "layer_table"):
-            r[name] = gr.Dataframe(show[name], interactive=False, wrap=False, show_label=False, elem_id=name)
+        results.table("method_table")
+        results.table("layer_table")
     with gr.Accordion("Details of the run", open=False):
-        words("facts")
+        results.words("facts")
     with gr.Accordion("Take it along: CSV, JSON, link", open=False, elem_id="export"):
-        r["methods_csv"] = gr.DownloadButton("Download the methods as CSV", show["methods_csv"], size="sm")
-        r["layers_csv"] = gr.DownloadButton("Download the layers as CSV", show["layers_csv"], size="sm")
-        r["json"] = gr.DownloadButton("Download the result as JSON", show["json"], size="sm")
-        words("link")
+        results.download("methods_csv", "Download the methods as CSV")
+        results.download("layers_csv", "Download the layers as CSV")
+        results.download("json", "Download the result as JSON")
+        results.words("link")
     r["result"] = gr.State(show["result"])
     return r
 
@@ -210,4 +190,4 @@ def wire(demo: gr.Blocks, c: dict, r: dict) -> None:
 
 
 with gr.Blocks(title="Channels · POP Studio", delete_cache=(3600, 3600), analytics_enabled=False) as demo:
-    wire(demo, *two_columns(INTRO, form, results))
+    wire(demo, *two_columns(INTRO, form, column))

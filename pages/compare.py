@@ -25,6 +25,7 @@ from .controls import (
     plan_details,
     ratio_slider,
     read_plan,
+    run_buttons,
     two_columns,
 )
 from .export import exports
@@ -60,9 +61,7 @@ def form() -> dict:
     with gr.Column(visible=False, elem_classes="fit") as c["fit"]:
         c["fit_note"] = gr.HTML(elem_classes="plain")
         c["fit_button"] = gr.Button("Fit now", size="sm", elem_id="fit")
-    with gr.Row(elem_classes="actions"):
-        c["run"] = gr.Button("Run", variant="primary", scale=3, min_width=120, elem_id="run")
-        c["stop_button"] = gr.Button("Stop", variant="stop", scale=1, min_width=80, interactive=False, elem_id="stop")
+    c |= run_buttons()
     with gr.Accordion("Advanced", open=False, elem_id="advanced"):
         c.update(zip(CUT, plan_details(c["cutoff"], DEFAULT.prefill), strict=True))
         c.update(zip(CHANNELS, channel_details(c["ratio"]), strict=True))

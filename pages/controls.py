@@ -53,6 +53,14 @@ def model_picker() -> gr.Dropdown:
     )
 
 
+def run_buttons() -> dict:
+    """Run, and the Stop beside it."""
+    with gr.Row(elem_classes="actions"):
+        run = gr.Button("Run", variant="primary", scale=3, min_width=120, elem_id="run")
+        stop = gr.Button("Stop", variant="stop", scale=1, min_width=80, interactive=False, elem_id="stop")
+    return {"run": run, "stop_button": stop}
+
+
 def slider(*arguments, **options) -> gr.Slider:
     """A slider that hands on whatever was typed: what cannot be used is answered with a sentence, not with a 500."""
     made = gr.Slider(*arguments, **options)

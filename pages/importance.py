@@ -8,8 +8,9 @@ from pop_core.importance_plots import layers_preview
 
 from . import analysing, answers
 from .analysing import ALL_KINDS, CHOICES, FILE, NAMES, OWN_TEXT
-from .controls import model_picker, slider, two_columns
+from .controls import model_picker, run_buttons, slider, two_columns
 from .links import read_model
+from .results import Results, heading
 from .shared import DEFAULT_MODEL, IMPORTANCE, MAX_CHARACTERS, MODELS, explain, spec_of
 from .turns import AT_ONCE, ModelEvents, working
 
@@ -46,9 +47,7 @@ def form() -> dict:
         c["prompt_tokens"] = gr.Number(128, label="Prompt", info="tokens read", min_width=90, elem_id="prompt_tokens")
         c["new_tokens"] = gr.Number(32, label="Answer", info="tokens written", min_width=90, elem_id="new_tokens")
     c["ahead"] = gr.HTML(looked_ahead(DEFAULT_MODEL, 16, 128, 32, 0), elem_classes="plain", elem_id="ahead")
-    with gr.Row(elem_classes="actions"):
-        c["run"] = gr.Button("Run", variant="primary", scale=3, min_width=120, elem_id="run")
-        c["stop_button"] = gr.Button("Stop", variant="stop", scale=1, min_width=80, interactive=False, elem_id="stop")
+    c |= run_buttons()
     with gr.Accordion("Advanced", open=False, elem_id="advanced"):
         c["ablated"] = gr.Number(
             0,
@@ -60,26 +59,16 @@ def form() -> dict:
     return c
 
 
-def results() -> dict:
+def column() -> dict:
     """The right column, filled with the recorded result of the default model."""
     show = recorded_result(DEFAULT_MODEL, 100 * TOLERANCE)
-    r = {"alert": gr.HTML(elem_classes="plain", elem_id="alert")}
-    r["status"] = gr.HTML(show["status"], elem_classes="plain", elem_id="status")
-
-    def plot(name: str) -> None:
-        r[name] = gr.Plot(show[name], show_label=False, container=False, elem_id=name)
-
-    def words(name: str) -> None:
-        r[name] = gr.HTML(show[name], elem_classes="plain", elem_id=name)
-
-    def heading(text: str) -> None:
-        gr.HTML(f'<h2 class="figure">{text}</h2>', elem_classes="plain")
-
+    results = Results(show)
+    r = results.parts
     heading("What each layer matters to")
-    words("caption")
+    results.words("caption")
     r["preview"] = gr.HTML(layers_preview(IMPORTANCE[DEFAULT_MODEL][0]), elem_classes="plain")
-    plot("layers")
-    words("layers_note")
+    results.plot("layers")
+    results.words("layers_note")
     with gr.Row(elem_classes="choose"):
         r["tolerance"] = slider(
             0,
@@ -92,24 +81,22 @@ def results() -> dict:
             elem_id="tolerance",
         )
         with gr.Column(scale=2, min_width=220):
-            words("choice")
+            results.words("choice")
     with gr.Row(elem_classes="pair"):
         for name, title in (("curve", "What a cutoff skips"), ("ablation", "Really leaving each layer out")):
             with gr.Column(min_width=300):
-                heading(title)
-                plot(name)
-                words(f"{name}_note")
+                results.figure(name, title)
     heading("One sample, token by token")
     with gr.Column(elem_classes="sideways", elem_id="sideways"):
-        plot("tokens")
-    words("tokens_note")
+        results.plot("tokens")
+    results.words("tokens_note")
     with gr.Accordion("The numbers as a table", open=False, elem_id="numbers"):
-        r["table"] = gr.Dataframe(show["table"], interactive=False, wrap=False, show_label=False, elem_id="table")
+        results.table("table")
     with gr.Accordion("Details of the analysis", open=False):
-        words("facts")
+        results.words("facts")
     with gr.Accordion("Take it along: CSV, JSON, HTML", open=False, elem_id="export"):
-        r["csv"] = gr.DownloadButton("Download the table as CSV", show["csv"], size="sm")
-        r["json"] = gr.DownloadButton("Download the result as JSON", show["json"], size="sm")
+        results.download("csv", "Download the table as CSV")
+        results.download("json", "Download the result as JSON")
         r["make_report"] = gr.Button("Make one HTML file of the figures", size="sm", elem_id="make_report")
         r["report"] = gr.DownloadButton(
             "Download the figures as HTML", size="sm", visible=False, elem_id="report", variant="primary"
@@ -206,4 +193,4 @@ def wire(demo: gr.Blocks, c: dict, r: dict) -> None:
 
 
 with gr.Blocks(title="Importance · POP Studio", delete_cache=(3600, 3600), analytics_enabled=False) as demo:
-    wire(demo, *two_columns(INTRO, form, results))
+    wire(demo, *two_columns(INTRO, form, column))
