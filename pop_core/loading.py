@@ -25,7 +25,7 @@ from .gguf_tokenizer import read_tokenizer
 from .placement import choose_device, choose_dtype, fit_threads
 
 EMBEDDED, HUB, FOLDER, GGUF = "embedded", "hub", "folder", "gguf"
-ALLOWED = f"use {' or '.join(embedded.MODELS)}, a local folder, a .gguf file, or a hub model as owner/name"
+ALLOWED = f"use {', '.join([*embedded.MODELS][:-1])} or {[*embedded.MODELS][-1]}, a local folder, a .gguf file, or a hub model as owner/name"
 HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 FETCHED = 0.9  # the share of the progress bar that fetching takes
 
@@ -196,7 +196,10 @@ def _repairable(folder: Path, source: str):
     except BrokenModel as error:
         if source != EMBEDDED:
             raise
-        raise BrokenModel(f"{str(error).rstrip('.')}; delete the folder {folder}, and it will be made anew.") from None
+        remedy = f"delete the folder {folder}, and it will be made anew"
+        if folder.is_relative_to(embedded.BUNDLED):
+            remedy = "restore it from the repository"
+        raise BrokenModel(f"{str(error).rstrip('.')}; {remedy}.") from None
 
 
 def _input_device(model: PreTrainedModel) -> torch.device:
