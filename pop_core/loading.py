@@ -25,7 +25,7 @@ from .gguf_tokenizer import read_tokenizer
 from .placement import choose_device, choose_dtype, fit_threads
 
 EMBEDDED, HUB, FOLDER, GGUF = "embedded", "hub", "folder", "gguf"
-ALLOWED = f"use {', '.join([*embedded.MODELS][:-1])} or {[*embedded.MODELS][-1]}, a local folder, a .gguf file, or a hub model as owner/name"
+ALLOWED = f"use {', '.join(embedded.MODELS)}, a local folder, a .gguf file, or a hub model as owner/name"
 HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 FETCHED = 0.9  # the share of the progress bar that fetching takes
 

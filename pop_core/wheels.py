@@ -66,9 +66,10 @@ def download(package: Package, into: Path, growing) -> Path:
 
 def _size(folder: Path) -> int:
     total = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):  # moved by pip while we looked
-            total += path.stat().st_size if path.is_file() else 0
+    for parent, _, names in os.walk(folder):  # pip may move files, and whole folders, while we look
+        for name in names:
+            with suppress(OSError):
+                total += os.path.getsize(os.path.join(parent, name))
     return total
 
 
