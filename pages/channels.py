@@ -134,13 +134,13 @@ def looked_ahead(model, ratio, width, rescore) -> str:
 
 def linked(parameters: dict) -> dict:
     """The settings of a link, and what is recorded of its model."""
-    model, plan, sentence = read_query(parameters, PrefillCut(1))
-    shown = picked(model, None) | {"model": model, "alert": answers.alert(sentence)}
-    if plan.channels:
-        shown |= {key: getattr(plan.channels, key) for key in CHANNELS}
-    if parameters.get("score") in tuple(SCORES):
-        shown["score"] = parameters["score"]
-    return shown
+    model, plan, sentence = read_query(parameters, PrefillCut(1), RATIO)
+    score = parameters.get("score", SUM)
+    if score not in tuple(SCORES):
+        sentence = f"{sentence} The link's score is {str(score)[:40]!r}; it must be one of {', '.join(SCORES)}.".strip()
+        score = SUM
+    shown = picked(model, None) | {"model": model, "alert": answers.alert(sentence), "score": score}
+    return shown | ({key: getattr(plan.channels, key) for key in CHANNELS} if plan.channels else {"ratio": 0})
 
 
 def wire(demo: gr.Blocks, c: dict, r: dict) -> None:

@@ -18,10 +18,11 @@ def to_query(model: str, settings: dict) -> str:
     return "?" + urlencode({"model": model, **{key: settings[key] for key in KEYS[1:] if key in settings}})
 
 
-def read_query(parameters: dict, default: PrefillCut) -> tuple[str, Plan, str]:
+def read_query(parameters: dict, default: PrefillCut, ratio: float = 0) -> tuple[str, Plan, str]:
     """(model, plan, sentence) of a URL's parameters. What cannot be used becomes the default, and the sentence says so.
 
-    The cutoff is checked against the model's layers when the model is there.
+    default, ratio: the page's own cut and prune ratio. The cutoff is checked against the model's layers when the model
+    is there.
     """
     model, problem = read_model(parameters)
     problems = [problem] if problem else []
@@ -38,14 +39,15 @@ def read_query(parameters: dict, default: PrefillCut) -> tuple[str, Plan, str]:
 
     cut = read(CUT, vars(default), lambda one: PrefillCut(**({"cutoff": 1} | one)))
     # without re-scoring no width is too wide for a ratio
-    channels = read(CHANNELS, OFF, lambda one: ChannelPruning(**({"ratio": 0, "rescore": NONE} | one)))
+    defaults = OFF | {"ratio": ratio}
+    channels = read(CHANNELS, defaults, lambda one: ChannelPruning(**({"ratio": 0, "rescore": NONE} | one)))
     for key in ("width", "ratio"):  # the first defaults that make them fit together
         try:
             read_channels(**channels)
             break
         except PopError as error:
             problems.append(str(error))
-            channels[key] = OFF[key]
+            channels[key] = defaults[key]
     sentence = f"The link has settings that cannot be used, so defaults took their place. {' '.join(problems)}"
     return model, Plan(PrefillCut(**cut), read_channels(**channels)), sentence if problems else ""
 

@@ -32,6 +32,7 @@ def bench_prefill(engine: Engine, tokens: int, plan: Plan, repeats: int = 5, che
         "plan": lambda: engine.read(ids, plan, 0),
     }
     with engine.exclusive(checkpoint), torch.inference_mode():
+        engine.prepare(plan)  # set-up, not part of any round
         times = interleaved(tasks, repeats, engine.loaded.device, checkpoint=checkpoint)
     return _report(engine, plan, times, costs.prefill_limit(engine.spec, tokens, plan)) | {"tokens": tokens}
 
@@ -51,6 +52,7 @@ def bench_decode(
     rescored = plan.channels and plan.online and plan.online.rescore == CANDIDATES
     plans = {"dense": DENSE, "plan": plan} | ({"fixed": _fixed(plan)} if rescored else {})
     with engine.exclusive(checkpoint), torch.inference_mode():
+        engine.prepare(plan)
         partitions = [_partition_ms(engine, ids, plan) for _ in range(PARTITIONS)] if plan.online else []
         states = {name: engine.read(ids, p, room, checkpoint) for name, p in plans.items()}
         tasks = {"stock": _stock_stepper(engine, ids)}
@@ -113,6 +115,7 @@ def bench_answer(
         "plan": answer(lambda: greedy_steps(engine, *engine.read(ids, plan, new_tokens))),
     }
     with engine.exclusive(checkpoint), torch.inference_mode():
+        engine.prepare(plan)  # set-up, not part of any round
         times = interleaved(tasks, repeats, engine.loaded.device, warm_up=0, checkpoint=checkpoint)
     report = _report(engine, plan, times, None)
     return report | {"tokens": tokens, "new_tokens": new_tokens}
@@ -188,7 +191,6 @@ def _check(engine: Engine, plan: Plan, prompt_tokens: int, new_tokens: int, repe
     if prompt_tokens < 1 or repeats < 1 or new_tokens < 1:
         raise PopError("The numbers of tokens and repeats must be at least 1.")
     engine.check_length(prompt_tokens, new_tokens)
-    engine.prepare(plan)  # set-up, not part of any round
 
 
 def _report(engine: Engine, plan: Plan, times: dict[str, list[float]], limit: float | None) -> dict:

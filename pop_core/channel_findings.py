@@ -38,6 +38,8 @@ def answers_sentence(result: dict) -> str:
     else:
         said = difference_sentence(result | {"agreement": row(result, OURS)["agreement"]})
     share = result["pruned"]["removed_share"]
+    if not result["pruned"]["step_ms"]:
+        return f"{said} The pruned answer has no second token, so none was written with fewer channels."
     return f"{said} {percent(share)} of the model's weights added nothing to a token of the pruned answer."
 
 

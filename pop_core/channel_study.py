@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 import torch
 
-from . import baselines, costs, memory
+from . import baselines, memory
 from .bench import greedy_steps
 from .channel_facts import removed_share, top_half_overlap
 from .channels import OnlineChannels
@@ -131,6 +131,7 @@ def study_steps(
                 if not generation.done:
                     generation.cancel()
         result = work.result()
+        engine.drop_static()
     yield Progress("done", 1.0, result=result)
 
 
@@ -203,11 +204,11 @@ class _Study:
         """How far a method's predictions along the dense answer are from the dense ones, and what it left out."""
         row, plan = self.rows[name], self.methods[name]
         logits, state = self.engine.continuation(ids, continuation, plan)
-        online = isinstance(state.channels, OnlineChannels)
-        row["removed_share"] = removed_share(state, self.engine.spec)
-        row["partition_ms"] = (
-            state.channels.scoring.milliseconds + state.channels.slicing.milliseconds if online else 0.0
-        )
+        row |= {"removed_share": removed_share(state, self.engine.spec), "partition_ms": 0.0}
+        if isinstance(state.channels, OnlineChannels):
+            row["partition_ms"] = state.channels.scoring.milliseconds + state.channels.slicing.milliseconds
+            if continuation.shape[1] == 1:  # that token comes from the prompt, which is read dense
+                row["removed_share"] = 0.0
         if name != "dense":
             kl, same = divergence(reference, logits)
             row |= {"kl": mean(kl), "first_token_kl": kl[0], "agreement": mean(same)}
@@ -218,11 +219,7 @@ class _Study:
         yield Progress("timing", 0.0)
         engine, tasks = self.engine, {}
         try:
-            copies = sum(
-                costs.sliced_bytes(engine.spec, p.online, engine.loaded.dtype.itemsize)
-                for p in self.methods.values()
-                if p.online and p.online.rescore != ALL
-            )
+            copies = sum(map(engine.copied_bytes, self.methods.values()))
             memory.require(copies, engine.loaded.device, "one copy of the channels for each method at once")
         except NotEnoughMemory as error:
             self.notices.append(f"{error} So no times were taken.")

@@ -14,7 +14,7 @@ NOISE = 0.03  # a ratio closer to 1 than this is called no difference
 def written(run: dict) -> tuple[int, int] | None:
     """(FFN channels that contributed to a token, FFN channels), over all layers and experts; None of a run that chose
     none by its prompt, or is not done."""
-    if not run.get("channels"):
+    if not run.get("channels") or not run["step_ms"]:  # the first token comes from the prompt, which is read dense
         return None
     layers = run["channels"]["layers"]
     return _sum(layers, "retained", "chosen"), _sum(layers, "retained", "candidates", "pruned")
@@ -122,13 +122,16 @@ def facts(run: dict) -> list[tuple[str, str]]:
     channels, steps = run["channels"], len(run["step_ms"])
     if not channels:
         return []
-    (kept, width), layers = written(run), channels["layers"]
+    found, layers = written(run), channels["layers"]
+    kept = (
+        f"{found[0]:,} of {found[1]:,} ({percent(found[0] / found[1])})" if found else "no token was written with fewer"
+    )
     candidates, overlap, rescoring = _sum(layers, "candidates"), channels["overlap"], channels["rescoring_ms"]
     chosen = f"{_sum(layers, 'chosen'):,} of {count(candidates, 'candidate')}"
     if rescoring:
         rescoring = rescoring / steps if steps else None
     rows = [
-        ("FFN channels that write", f"{kept:,} of {width:,} ({percent(kept / width)})"),
+        ("FFN channels that write", kept),
         ("Left out of the whole model", percent(run["removed_share"])),
         ("Chosen by each token", chosen if candidates else "no candidates"),
         ("Choices that the next token repeats", "n/a" if overlap is None else percent(overlap)),

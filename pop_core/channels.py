@@ -17,7 +17,7 @@ from functools import partial
 import torch
 
 from . import experts
-from .decoder import Decoder, Ffn
+from .decoder import Decoder, Ffn, one_token
 from .ffn import FfnWeights
 from .lane import Lane, Part
 from .plan import ALL, GRIFFIN, L2, MAX, ChannelPruning
@@ -38,7 +38,7 @@ class OnlineChannels:
         self.scoring, self.slicing = Stopwatch(decoder.devices[0]), Stopwatch(decoder.devices[0])
         # a decode step on a GPU may be captured as a graph, which events cannot be part of
         self.rescoring = nullcontext() if self.scoring.cuda else Stopwatch(decoder.devices[0])
-        self.dropped: list[torch.Tensor | None] = [None] * decoder.spec.layers  # of the last token, by dense layer
+        self.dropped: list[torch.Tensor | Lane | None] = [None] * decoder.spec.layers  # of the last token, or who knows
         self.history: list[list[torch.Tensor | None]] = []
         self._lanes: dict[int, Lane | None] = {}  # by the id of their part
         self.bytes_read = 0  # of FFN weights, while writing
@@ -74,7 +74,8 @@ class OnlineChannels:
     def note(self) -> None:
         """Remember which candidates the last token dropped, by layer; None for mixtures and for layers that dropped
         none."""
-        self.history.append([None if dropped is None else dropped.flatten().clone() for dropped in self.dropped])
+        lost = [part.dropped if isinstance(part, Lane) else part for part in self.dropped]
+        self.history.append([None if part is None else part.flatten().clone() for part in lost])
 
     def _score(self, counted, length: int, i: int, e: int, tokens: torch.Tensor | None, hidden: torch.Tensor) -> None:
         with self.scoring:
@@ -133,10 +134,10 @@ class OnlineChannels:
 
     def _ffn(self, part: Part, i: int, x: torch.Tensor) -> torch.Tensor:
         self.bytes_read += part.weights.nbytes
-        if x.numel() == x.shape[-1] and (lane := self._lane(part)):
+        if one_token(x) and (lane := self._lane(part)):
             out = lane(x, self.rescoring)
             if lane.rescored and i not in self.decoder.spec.sparse:
-                self.dropped[i] = torch.from_numpy(lane.dropped)
+                self.dropped[i] = lane
             return out
         return self.decoder.gated_ffn(part.weights, x, partial(self._choose, part, i))
 

@@ -156,14 +156,14 @@ class Decoder:
             return module(x)
         offset, eps = self.spec.norm_offset, self.spec.rms_eps
         gain = offset + module.weight if offset else module.weight
-        if x.numel() == x.shape[-1] and not x.requires_grad:
+        if one_token(x) and not x.requires_grad:
             flat = x.reshape(-1)
             return (x * gain).mul_((torch.dot(flat, flat).item() / len(flat) + eps) ** -0.5)
         return rms_norm(x, x.shape[-1:], gain, eps)
 
     def linear(self, module, x: torch.Tensor) -> torch.Tensor:
         """`module(x)`; on a CPU, for a single token, by `product`."""
-        if self.plain and x.numel() == x.shape[-1]:
+        if self.plain and one_token(x):
             return self.product(module.weight, module.bias, x)
         return module(x)
 
@@ -174,7 +174,7 @@ class Decoder:
         of row blocks, still a view of the same weight, a whole decode step takes half the time (README).
         """
         rows = weight.shape[0] // self.row_blocks
-        if not self.plain or x.numel() != x.shape[-1] or rows * self.row_blocks != weight.shape[0]:
+        if not self.plain or not one_token(x) or rows * self.row_blocks != weight.shape[0]:
             return linear(x, weight, bias)
         blocks = weight.view(self.row_blocks, rows, weight.shape[1])
         # a transposed row, not a column: bmm picks its kernel by the strides, and the other one is four times slower
@@ -184,7 +184,7 @@ class Decoder:
 
     def heads(self, x: torch.Tensor) -> torch.Tensor:
         """`[B, T, n * head_dim]` to `[B, T, n, head_dim]`."""
-        return x.view(*x.shape[:-1], -1, self.spec.head_dim)
+        return x.view(*x.shape[:-1], x.shape[-1] // self.spec.head_dim, self.spec.head_dim)
 
     def rope_of(self, i: int, rope: Rope) -> tuple[torch.Tensor, torch.Tensor]:
         """Cos and sin for layer `i`, on its device."""
@@ -246,6 +246,11 @@ class Positions:
         if self.pad is not None:
             seen = seen & (k >= self.pad[:, None, None, None]) | (k == q)
         return seen
+
+
+def one_token(x: torch.Tensor) -> bool:
+    """Whether `[..., channels]` is a single vector."""
+    return x.shape[:-1].numel() == 1
 
 
 def gated(branch: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from .errors import Cancelled, PopError
 from .generation import Generation
 from .kv_projection import ModuleProjection, own_projection
 from .loading import LoadedModel
-from .plan import ALL, DENSE, FITTED, SHORTGPT, Plan
+from .plan import ALL, DENSE, FITTED, NONE, SHORTGPT, ChannelPruning, Plan
 from .prefill import prefill
 from .run import Run
 from .sampling import Sampling, end_ids
@@ -81,9 +81,17 @@ class Engine:
         if plan.online or plan.static:
             what = "Channel pruning" if plan.online else f"The baseline {plan.static.name}"
             self.require_readable(what, "run it without")
-        if plan.online and plan.online.rescore != ALL:
-            need = costs.sliced_bytes(self.spec, plan.online, self.loaded.dtype.itemsize)
-            memory.require(need, self.loaded.device, "the copy of the retained and candidate channels")
+        if need := self.copied_bytes(plan):
+            memory.require(need, self.loaded.device, "the copy of the channels that are kept")
+
+    def copied_bytes(self, plan: Plan) -> int:
+        """What a plan's copy of the channels that it keeps takes beside the model; 0 where it is there already."""
+        kept, static = plan.online, plan.static
+        if static and static.name != SHORTGPT and (self._static is None or self._static[0] != static):
+            kept = ChannelPruning(static.ratio, rescore=NONE)
+        if not kept or kept.rescore == ALL:
+            return 0
+        return costs.sliced_bytes(self.spec, kept, self.loaded.dtype.itemsize)
 
     def stepper(self, state: State) -> Callable[[torch.Tensor], torch.Tensor]:
         """The decode step of this device: tokens `[1, 1]` to the logits of the next, `[1, vocab]`."""
@@ -108,6 +116,10 @@ class Engine:
                 self._static = None  # before the next one is made: both need not fit
                 self._static = baseline, baselines.static_channels(self.decoder, self.statistics, baseline)
 
+    def drop_static(self) -> None:
+        """Let go of the weights of the baseline that was used last."""
+        self._static = None
+
     def column_norms(self, score: str) -> list[list[torch.Tensor]]:
         """`channels.column_norms`, made once."""
         if score not in self._norms:
@@ -126,8 +138,8 @@ class Engine:
         return self.decoder, self._static[1]
 
     def kept_layers(self, plan: Plan) -> list[int]:
-        """The layers that a plan has at all: all of them, but for ShortGPT."""
-        if not plan.static or plan.static.name != SHORTGPT:
+        """The layers that a plan has at all: all of them, but for ShortGPT, once it has seen its calibration text."""
+        if not plan.static or plan.static.name != SHORTGPT or not self.statistics:
             return list(range(self.spec.layers))
         return baselines.kept_layers(self.decoder, self.statistics, plan.static.ratio, costs.ffn_share(self.spec))
 

@@ -282,6 +282,8 @@ def uncertain(result: dict) -> str:
 def unknown_layers(layers: list[dict]) -> list[int]:
     """The layers with a value that is not finite."""
     return [entry["layer"] for entry in layers if None in (total(entry, stage) for stage in STAGES)]
+
+
 def plain(value: float) -> str:
     """A positive number in two or three figures, without exponents where people would not write them."""
     if not value:

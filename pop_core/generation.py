@@ -89,6 +89,7 @@ class Generation:
         notices = list(self.prompt.notices)
         dropped = sorted({*range(layers)} - {*engine.kept_layers(plan)})
         online = self.state and isinstance(self.state.channels, OnlineChannels)
+        static = self.state and not online
         if skipped and full is None:
             notices.append(f"Nothing was skipped: all {length} prompt tokens are sinks or boundary.")
         return Run(
@@ -110,7 +111,8 @@ class Generation:
             skipped_layers=skipped if full is not None else 0,
             full_tokens=length if full is None else full.shape[1],
             dropped_layers=dropped,
-            removed_share=removed_share(self.state, engine.spec) if self.state else 0.0,
+            # the first token comes from the prompt, which is read dense
+            removed_share=removed_share(self.state, engine.spec) if self.step_ms or static else 0.0,
             channels=facts(self.state.channels) if online and self.done else None,
             device=str(engine.loaded.device),
             dtype=str(engine.loaded.dtype).removeprefix("torch."),

@@ -52,10 +52,16 @@ class Lane:
         self.column = self.gate.as_strided((blocks, width, 1), (0, 1, width))
         self.rescored = part.chosen < part.last - part.first
         if self.rescored:
-            self.band = self.gate[part.first : part.last].numpy()
-            self.minus_norms = -part.norms.numpy()
-            self.minus_scores = np.empty_like(self.band)
-        self.dropped = None
+            # backwards, so that a stable sort drops the higher of two equal indices first; and nan, sorted last, stays
+            self.band = self.gate[part.first : part.last].numpy()[::-1]
+            self.norms = part.norms.numpy()[::-1]
+            self.scores = np.empty(len(self.band), self.band.dtype)
+            self.losers = len(self.band) - part.chosen
+
+    @property
+    def dropped(self) -> torch.Tensor:
+        """The candidates that the last token dropped."""
+        return torch.from_numpy(len(self.band) - 1 - self.lost)
 
     @staticmethod
     def fits(decoder: Decoder, part: Part) -> bool:
@@ -72,9 +78,9 @@ class Lane:
         torch.mul(self.decoder.activated(weights.activation, self.gate), self.up, out=self.gate)
         if self.rescored:
             with rescoring:
-                np.abs(self.band, out=self.minus_scores)
-                self.minus_scores *= self.minus_norms
-                self.dropped = self.minus_scores.argsort(kind="stable")[self.part.chosen :]
-                self.band[self.dropped] = 0
+                np.abs(self.band, out=self.scores)
+                self.scores *= self.norms
+                self.lost = self.scores.argsort(kind="stable")[: self.losers]
+                self.band[self.lost] = 0
         out = torch.bmm(self.down, self.column).view_as(x)
         return out if weights.down_bias is None else out.add_(weights.down_bias)

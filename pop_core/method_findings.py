@@ -18,6 +18,8 @@ def quality_sentence(result: dict) -> str:
     ours = row(result, OURS)
     if ours["kl"] is None:
         return "Stopped before the predictions were compared, so no closeness to the dense model is known."
+    if result["tokens"] < 2:
+        return "The dense answer has one token, which comes from the prompt: nothing was written, so nothing differs."
     over = count(result["tokens"], "token")
     said = [
         f"Along the {over} of the dense answer, {ours['title']} is {plain(ours['kl'])} nats of KL a token from dense "

@@ -98,8 +98,8 @@ def _pruning_command(commands, name: str, help: str) -> argparse.ArgumentParser:
     plan.add_argument("--sinks", type=_count, default=0, help="first tokens that run every layer")
     plan.add_argument("--boundary", type=_count, default=1, help="last tokens that run every layer")
     plan.add_argument("--prune-ratio", type=float, metavar="R", help="share of the FFN channels left out while writing")
-    plan.add_argument("--candidate-width", type=float, default=WIDTH, metavar="G", help="share that is chosen by token")
-    plan.add_argument("--rescore", choices=RESCORES, default=CANDIDATES, help="channels that each token scores again")
+    plan.add_argument("--candidate-width", type=float, metavar="G", help=f"share chosen by token, default {WIDTH}")
+    plan.add_argument("--rescore", choices=RESCORES, help=f"what each token scores again, default {CANDIDATES}")
     command.set_defaults(baseline=None)
     return command
 
@@ -139,12 +139,16 @@ def plan_of(options) -> Plan:
     cut = channels = baseline = None
     if options.cutoff is not None:
         cut = PrefillCut(options.cutoff, options.kv, options.sinks, options.boundary)
+    chosen = {"width": options.candidate_width, "rescore": options.rescore}
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    if options.prune_ratio is None and (chosen or options.baseline):
+        raise PopError("--candidate-width, --rescore and --baseline need a ratio: give --prune-ratio too.")
     if options.baseline is not None:
-        if options.prune_ratio is None:
-            raise PopError("A baseline needs a ratio: give --prune-ratio too.")
+        if chosen:
+            raise PopError("A baseline has no candidates: leave out --candidate-width and --rescore.")
         baseline = Baseline(options.baseline, options.prune_ratio)
     elif options.prune_ratio is not None:
-        channels = ChannelPruning(options.prune_ratio, options.candidate_width, options.rescore)
+        channels = ChannelPruning(options.prune_ratio, **chosen)
     return Plan(cut, channels, baseline)
 
 

@@ -138,9 +138,10 @@ def test_griffin_is_a_fixed_mask_with_its_own_score(engine):
 @pytest.mark.parametrize("name", [WANDA_SP, FLAP, SHORTGPT, GRIFFIN])
 def test_mixtures_run_under_every_baseline(mixture, name):
     dense = mixture.continuation_logits(IDS, CONTINUATION, Plan())
-    for ratio in (0.0, 0.3, 0.7):
+    for ratio in (0.0, 0.3, 0.7, 1.0):
         plan = Plan(baseline=Baseline(name, ratio))
         logits = mixture.continuation_logits(IDS, CONTINUATION, plan)
+        assert mixture.kept_layers(plan)  # never none
         removed = mixture.generate("the old town", plan, Sampling(2)).removed_share
         assert logits.isfinite().all() and (removed > 0) == (ratio > 0)
         assert (gap(logits, dense) == 0) == (ratio == 0)

@@ -37,16 +37,15 @@ class Masked:
         self.decoder, self.pruning, self.hidden = subject.decoder, pruning, {}
 
     def weights(self, i):
-        """(gate, up, down, biases) of each FFN of a layer."""
+        """(weight, bias) of gate, up and down of each FFN of a layer."""
         mlp = self.decoder.layers[i].mlp
         if not hasattr(mlp, "experts"):
-            return [(mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight)]
-        found = [
-            (*both.chunk(2), down) for both, down in zip(mlp.experts.gate_up_proj, mlp.experts.down_proj, strict=True)
-        ]
+            return [[(part.weight, part.bias) for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)]]
+        fused = zip(mlp.experts.gate_up_proj, mlp.experts.down_proj, strict=True)
+        found = [[(weight, None) for weight in (*both.chunk(2), down)] for both, down in fused]
         if hasattr(mlp, "shared_expert"):
             part = mlp.shared_expert
-            found.append((part.gate_proj.weight, part.up_proj.weight, part.down_proj.weight))
+            found.append([(module.weight, None) for module in (part.gate_proj, part.up_proj, part.down_proj)])
         return found
 
     def layer(self, i, x, one):
@@ -58,7 +57,7 @@ class Masked:
 
             def ffn(e, state=state):
                 gate, up, down = self.weights(i)[e]
-                return linear(one(e, down, act(linear(state, gate)) * linear(state, up)), down)
+                return linear(one(e, down[0], act(linear(state, *gate)) * linear(state, *up)), *down)
 
             if not hasattr(mlp, "experts"):
                 rows.append(ffn(0))
@@ -161,7 +160,10 @@ def test_regions_and_choices_have_the_size_of_the_budget(subject, ratio):
                 assert lowest[0] >= highest[0] and lowest[1] >= highest[1]
 
 
-def test_ties_go_to_the_lower_index():
+@pytest.mark.parametrize("lane", [True, False])
+def test_ties_go_to_the_lower_index(lane, monkeypatch):
+    if not lane:
+        monkeypatch.setattr(Lane, "fits", lambda decoder, part: False)
     subject = Subject("llama")
     for layer in subject.decoder.layers:  # every activation and every score is 0
         layer.mlp.gate_proj.weight.zero_()
@@ -189,8 +191,9 @@ def test_a_sequence_does_not_depend_on_its_neighbours_or_their_padding(subject, 
         assert gap(together[at : at + 1], alone) < 1e-4
 
 
-def test_many_known_tokens_at_once_equal_one_after_the_other(subject):
-    pruning = ChannelPruning(0.4, 0.2)
+@pytest.mark.parametrize("pruning", [ChannelPruning(0.4, 0.2), ChannelPruning(0.999, 0), ChannelPruning(1.0, 0)])
+def test_many_known_tokens_at_once_equal_one_after_the_other(subject, pruning):
+    """Also where an FFN keeps no channel at all."""
     stepped, channels = run(subject, pruning)
     _, cache, positions = subject.read(IDS)
     at_once = extend(subject.decoder, cache, positions, TOKENS, channels.writing)
@@ -312,6 +315,33 @@ def _reaches(subject, layer, e, ids) -> bool:
     subject.stock(ids)
     handle.remove()
     return bool((seen[0] == e).any())
+
+
+@pytest.mark.parametrize("lane", [True, False])
+def test_a_candidate_that_is_not_a_number_is_not_hidden(lane, monkeypatch):
+    if not lane:
+        monkeypatch.setattr(Lane, "fits", lambda decoder, part: False)
+    subject = Subject("llama")
+    state, channels = subject.read(IDS), run(subject, ChannelPruning(0.4, 0.2))[1]
+    part = channels.parts[0][2][0]
+    part.weights.ins[0][part.first + 1] = torch.nan  # a gate row of a candidate
+    assert subject.write(state, TOKENS[:, :1], channels.writing)[:, 1].isnan().any()
+
+
+@pytest.mark.parametrize("name", ["qwen2-moe", "qwen3-moe"])
+def test_the_numbers_of_a_mixture_are_sums_over_its_experts(name):
+    pruning = ChannelPruning(0.5, 0.25)
+    spec, channels = Subject(name).decoder.spec, run(Subject(name), pruning, IDS[:, :2])[1]
+    for i in spec.sparse:
+        facts, expected = layer_facts(channels, i), dict.fromkeys(("retained", "candidates", "pruned", "chosen"), 0)
+        for e, width in enumerate(spec.ffn_widths(i)):
+            if e in facts["whole"]:
+                expected["retained"] += width
+                continue
+            budget = pruning.budget(width)
+            for key in expected:
+                expected[key] += getattr(budget, key)
+        assert facts["whole"] and {key: facts[key] for key in expected} == expected
 
 
 def test_the_slices_belong_to_the_run_and_go_with_it(subject):

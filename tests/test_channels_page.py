@@ -215,7 +215,17 @@ def test_links_set_the_same_channels_on_both_pages():
     )
     _, plan, sentence = links.read_query(parameters(link_to_compare(RESULT)), PrefillCut(1))
     assert plan.prefill.cutoff == 30 and plan.channels.ratio == 0.4 and not sentence
-    assert channels.linked({"model": "smollm2", "ratio": "x"})["alert"]
+    for bad in (
+        {"ratio": "x"},
+        {"ratio": "abc", "width": "9"},
+        {"score": "bogus"},
+        {"rescore": "some"},
+        {"width": "0.9"},
+    ):
+        assert channels.linked({"model": "smollm2"} | bad)["alert"]
+    for key, value in (("width", 0.3), ("rescore", "all"), ("ratio", 0)):  # what a link leaves out is the page's own
+        own = channels.linked({"model": "smollm2", key: str(value)})
+        assert own[key] == value and not own["alert"] and own["ratio"] == (0.4 if key != "ratio" else 0)
 
 
 def test_tokens_and_methods_are_escaped():

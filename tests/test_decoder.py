@@ -21,8 +21,13 @@ def logits_through_our_loop(decoder: Decoder, h: torch.Tensor) -> torch.Tensor:
     return decoder.head(h)
 
 
+def a_dense_layer(subject):
+    """One whose FFN is no mixture."""
+    return next(layer for layer in subject.decoder.layers if hasattr(layer.mlp, "up_proj"))
+
+
 def test_fast_paths_compute_what_the_modules_do(subject):
-    decoder, layer = subject.decoder, subject.decoder.layers[1]
+    decoder, layer = subject.decoder, a_dense_layer(subject)
     assert decoder.plain
     for length in (1, 5):
         x = torch.randn(1, length, decoder.spec.hidden)
@@ -34,12 +39,13 @@ def test_fast_paths_compute_what_the_modules_do(subject):
 
 
 def test_a_model_with_anything_unusual_is_called_through_its_modules(subject):
-    weight = subject.model.model.layers[2].mlp.up_proj.weight
-    subject.model.model.layers[2].mlp.up_proj.weight = torch.nn.Parameter(weight.half(), requires_grad=False)
+    module = a_dense_layer(subject).mlp.up_proj
+    weight = module.weight
+    module.weight = torch.nn.Parameter(weight.half(), requires_grad=False)
     try:
         assert not Decoder(subject.model, subject.decoder.spec).plain
     finally:
-        subject.model.model.layers[2].mlp.up_proj.weight = weight
+        module.weight = weight
 
 
 @pytest.mark.parametrize("length", [1, 12])

@@ -228,14 +228,18 @@ def test_what_was_left_out_is_what_the_run_says(endless):
         if not spec.sparse:
             assert run.removed_share == pytest.approx(costs.removed_share(spec, online.ratio))
     assert endless.generate(TEXT, DENSE, Sampling(2)).removed_share == 0
+    first = endless.generate(TEXT, CHANNELS[0], Sampling(1))  # it comes from the prompt, which is read dense
+    assert first.removed_share == 0 and first.tokens == endless.generate(TEXT, DENSE, Sampling(1)).tokens
 
 
 def test_memory_for_the_slices_is_asked_for_before_anything_runs(engine, monkeypatch):
     slices = costs.sliced_bytes(engine.spec, CHANNELS[0].online, engine.loaded.dtype.itemsize)
     monkeypatch.setattr("pop_core.memory.free_bytes", lambda device: slices - 1)
-    with pytest.raises(NotEnoughMemory, match="retained and candidate channels"):
+    with pytest.raises(NotEnoughMemory, match="copy of the channels"):
         next(engine.stream(TEXT, CHANNELS[0], Sampling(1)))
     assert next(engine.stream(TEXT, DENSE, Sampling(1))).tokens
+    with pytest.raises(NotEnoughMemory, match="copy of the channels"):
+        engine.check(Plan(baseline=Baseline("flap", 0.1)))
 
 
 def test_teacher_forcing_is_the_stock_forward(engine):

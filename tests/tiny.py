@@ -35,6 +35,7 @@ WINDOW = 8  # so that a prompt of a dozen tokens is longer than it
 
 MAKERS = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, head_dim=8)),
+    "llama-bias": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, head_dim=8, attention_bias=True, mlp_bias=True)),
     "llama-tied": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, head_dim=8, tie_word_embeddings=True)),
     "llama3-rope": lambda: LlamaForCausalLM(
         LlamaConfig(
