@@ -108,20 +108,23 @@ class OnlineChannels:
         if not self.reached.get((i, e), [0] * self.batch)[row]:
             return Part(weights, weights.channels, whole=True)
         scores = norms * self.squares[i, e][row].sqrt()
-        # a stable sort breaks ties by index; inside of a region the order is that of the model
+        # a stable sort breaks ties by index; inside of a region the order is the model's
         order = scores.sort(descending=True, stable=True).indices
         retained, candidates = order[: budget.sliced].split((budget.retained, budget.candidates))
         retained, candidates = retained.sort().values, candidates.sort().values
         region = torch.full_like(order, PRUNED, dtype=torch.uint8)
         region[retained], region[candidates] = RETAINED, CANDIDATE
-        sliced = weights.take(torch.cat((retained, candidates)), self.decoder.row_blocks)
+        sliced, norms = weights.take(torch.cat((retained, candidates)), self.decoder.row_blocks), norms[candidates]
+        if self.decoder.plain:  # in a coarser number format this would move weights
+            sliced.fold(budget.retained, budget.sliced, norms)
+            norms = None
         return Part(
             weights=sliced,
             channels=weights.channels,
             first=budget.retained,
             last=budget.sliced,
             chosen=budget.chosen,
-            norms=norms[candidates],
+            norms=norms,
             region=region,
             scores=scores,
         )
@@ -142,13 +145,13 @@ class OnlineChannels:
         return self.decoder.gated_ffn(part.weights, x, partial(self._choose, part, i))
 
     def _choose(self, part: Part, i: int, hidden: torch.Tensor) -> None:
-        """Set the activations of the candidates that lose to 0; ties go to the lower index."""
+        """Set the activations of the candidates that lose to 0. Not finite ones win, so that they are noticed."""
         if part.chosen == part.last - part.first:
             return
         with self.rescoring:
             band = hidden[..., part.first : part.last]
-            order = (band * part.norms).abs_().sort(dim=-1, descending=True, stable=True).indices
-            dropped = order[..., part.chosen :]
+            scores = band.abs() if part.norms is None else (band * part.norms).abs_()
+            dropped = scores.topk(part.last - part.first - part.chosen, largest=False, sorted=False).indices
             band.scatter_(-1, dropped, 0)
         if i not in self.decoder.spec.sparse:
             self.dropped[i] = dropped

@@ -12,6 +12,8 @@ import torch
 # (layer, FFN of the layer, tokens among all that were given or None for all [n], activations [n, channels])
 See = Callable[[int, int, torch.Tensor | None, torch.Tensor], None]
 
+SMALLEST = 1e-20  # factor
+
 
 @dataclass(frozen=True)
 class FfnWeights:
@@ -59,6 +61,16 @@ class FfnWeights:
         else:
             bias = bias + self.down_bias
         return FfnWeights((ins,), biases, down, bias, self.activation, width - len(keep))
+
+    def fold(self, first: int, last: int, factors: torch.Tensor) -> None:
+        """Change the copied weights so that the activations of the channels `first .. last-1` come out multiplied by
+        `factors` `[last - first]`, and the output stays what it was."""
+        factors = factors.clamp(min=SMALLEST)  # a channel of weight 0 in `down` keeps it
+        up = slice(self.channels + first, self.channels + last)
+        self.ins[0][up] *= factors[:, None]
+        if self.in_biases is not None:
+            self.in_biases[0][up] *= factors
+        self.down[:, first:last] /= factors
 
     @staticmethod
     def _halves(parts: tuple[torch.Tensor, ...]):

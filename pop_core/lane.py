@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from .decoder import Decoder
@@ -14,8 +13,9 @@ class Part:
     """What one sequence has of one FFN.
 
     weights: retained channels, then candidates, then zeros. channels: of the whole FFN. whole: all of them stayed.
-    first, last: where the candidates are. chosen: how many of them a token keeps. norms: their `c_j`, float32. region:
-    `[channels]`, uint8, or None where there is no partition. scores: `[channels]`, float32, or None.
+    first, last: where the candidates are. chosen: how many of them a token keeps. norms: their `c_j`, float32, or None
+    where the weights multiply their activations by it already. region: `[channels]`, uint8, or None where there is no
+    partition. scores: `[channels]`, float32, or None.
     """
 
     weights: FfnWeights
@@ -37,8 +37,7 @@ class Part:
 class Lane:
     """One token through one sliced FFN on a CPU: what `OnlineChannels._choose` and `Decoder.gated_ffn` do, without
     making a tensor or a view that the step before had already. A decode step is bound by memory traffic, so whatever
-    else it does should be next to nothing; on a hundred numbers numpy, on the same memory, needs half of torch's time.
-    """
+    else it does should be next to nothing."""
 
     def __init__(self, decoder: Decoder, part: Part):
         weights, blocks = part.weights, decoder.row_blocks
@@ -52,16 +51,13 @@ class Lane:
         self.column = self.gate.as_strided((blocks, width, 1), (0, 1, width))
         self.rescored = part.chosen < part.last - part.first
         if self.rescored:
-            # backwards, so that a stable sort drops the higher of two equal indices first; and nan, sorted last, stays
-            self.band = self.gate[part.first : part.last].numpy()[::-1]
-            self.norms = part.norms.numpy()[::-1]
-            self.scores = np.empty(len(self.band), self.band.dtype)
+            self.band = self.gate[part.first : part.last]
+            self.scores = torch.empty_like(self.band)
             self.losers = len(self.band) - part.chosen
-
-    @property
-    def dropped(self) -> torch.Tensor:
-        """The candidates that the last token dropped."""
-        return torch.from_numpy(len(self.band) - 1 - self.lost)
+            self.least = self.band.new_empty(self.losers)
+            self.dropped = torch.empty(self.losers, dtype=torch.long)  # by the last token
+            # the same memory for numpy, which needs half of torch's time to write a hundred zeros
+            self.band_zeros, self.dropped_zeros = self.band.numpy(), self.dropped.numpy()
 
     @staticmethod
     def fits(decoder: Decoder, part: Part) -> bool:
@@ -78,9 +74,10 @@ class Lane:
         torch.mul(self.decoder.activated(weights.activation, self.gate), self.up, out=self.gate)
         if self.rescored:
             with rescoring:
-                np.abs(self.band, out=self.scores)
-                self.scores *= self.norms
-                self.lost = self.scores.argsort(kind="stable")[: self.losers]
-                self.band[self.lost] = 0
+                torch.abs(self.band, out=self.scores)
+                if self.part.norms is not None:
+                    self.scores *= self.part.norms
+                torch.topk(self.scores, self.losers, largest=False, sorted=False, out=(self.least, self.dropped))
+                self.band_zeros[self.dropped_zeros] = 0
         out = torch.bmm(self.down, self.column).view_as(x)
         return out if weights.down_bias is None else out.add_(weights.down_bias)
