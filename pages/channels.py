@@ -12,8 +12,8 @@ from .choosing import MOST_TOKENS, NAMES, RECORDED
 from .controls import channel_controls, model_picker, run_buttons, slider, two_columns
 from .links import CHANNELS, read_query
 from .results import Results, heading
-from .shared import DEFAULT_MODEL, MAX_CHARACTERS, explain
-from .turns import AT_ONCE, ModelEvents, working
+from .shared import DEFAULT_MODEL, MAX_CHARACTERS
+from .turns import AT_ONCE, ModelEvents
 
 RATIO = 0.4  # of the page when it opens
 FIGURES = (
@@ -148,30 +148,18 @@ def wire(demo: gr.Blocks, c: dict, r: dict) -> None:
     everything = c | r
     events = ModelEvents(everything, NAMES, OUTPUTS)
 
-    def named(update: dict) -> dict:
-        return {everything[name]: value for name, value in update.items()}
-
-    def when_idle(show, *values, request: gr.Request):
-        """What the values show; while a study is under way its own figures stay."""
-        if working(request):
-            return gr.skip()
-        try:
-            return named(show(*values))
-        except PopError as error:
-            return named({"alert": answers.alert(explain(error))})
-
     def chosen(result, layer, request: gr.Request):
-        return when_idle(lambda *two: choosing.chosen(*two) | {"alert": ""}, result, layer, request=request)
+        return events.when_idle(lambda *two: choosing.chosen(*two) | {"alert": ""}, result, layer, request=request)
 
     def picked_in(model, prompt, layer, request: gr.Request):
         at = choosing.example_for(model, prompt, EXAMPLES)
         fitting = {} if at is None else {"example": at, "prompt": EXAMPLES[at]["prompt"]}
-        return when_idle(lambda: picked(model, layer) | fitting, request=request)
+        return events.when_idle(lambda: picked(model, layer) | fitting, request=request)
 
     def opened(request: gr.Request):
         if not {"model", "score", *CHANNELS} & set(request.query_params):
             return gr.skip()
-        return named(linked(dict(request.query_params)))
+        return events.named(linked(dict(request.query_params)))
 
     outputs = [everything[name] for name in OUTPUTS]
     ahead_of = [c[name] for name in ("model", *CHANNELS)]

@@ -11,8 +11,8 @@ from .analysing import ALL_KINDS, CHOICES, FILE, NAMES, OWN_TEXT
 from .controls import model_picker, run_buttons, slider, two_columns
 from .links import read_model
 from .results import Results, heading
-from .shared import DEFAULT_MODEL, IMPORTANCE, MAX_CHARACTERS, MODELS, explain, spec_of
-from .turns import AT_ONCE, ModelEvents, working
+from .shared import DEFAULT_MODEL, IMPORTANCE, MAX_CHARACTERS, MODELS, spec_of
+from .turns import AT_ONCE, ModelEvents
 
 FIGURES = ("caption", "preview", "layers", "layers_note", "choice", "curve", "curve_note", "report")
 REST = ("ablation", "ablation_note", "tokens", "tokens_note", "table", "facts", "json", "csv", "result")
@@ -141,35 +141,23 @@ def wire(demo: gr.Blocks, c: dict, r: dict) -> None:
     everything = c | r
     events, tolerance = ModelEvents(everything, NAMES, OUTPUTS), [r["result"], r["tolerance"]]
 
-    def named(update: dict) -> dict:
-        return {everything[name]: value for name, value in update.items()}
-
-    def when_idle(show, *values, request: gr.Request):
-        """What the values show; while an analysis is under way its own figures stay."""
-        if working(request):
-            return gr.skip()
-        try:
-            return named(show(*values))
-        except PopError as error:
-            return named({"alert": answers.alert(explain(error))})
-
     def chosen(result, tolerance, request: gr.Request):
-        return when_idle(lambda *two: analysing.chosen(*two) | {"alert": ""}, result, tolerance, request=request)
+        return events.when_idle(lambda *two: analysing.chosen(*two) | {"alert": ""}, result, tolerance, request=request)
 
     def picked_in(model, tolerance, request: gr.Request):
-        return when_idle(picked, model, tolerance, request=request)
+        return events.when_idle(picked, model, tolerance, request=request)
 
     def moved_meanwhile(result, tolerance, request: gr.Request):
         """The slider may have moved while the analysis ran with what it was before."""
         moved = tolerance != 100 * result["tolerance"]
-        return when_idle(analysing.chosen, result, tolerance, request=request) if moved else gr.skip()
+        return events.when_idle(analysing.chosen, result, tolerance, request=request) if moved else gr.skip()
 
     def opened(request: gr.Request):
         if "model" not in request.query_params:
             return gr.skip()
         model, sentence = read_model(dict(request.query_params))
         shown = picked(model, 100 * TOLERANCE) | {"model": model}
-        return named(shown | {"alert": answers.alert(sentence)})
+        return events.named(shown | {"alert": answers.alert(sentence)})
 
     def reported(result, tolerance, request: gr.Request):
         return gr.update(value=analysing.report_file(result, tolerance, str(request.session_hash)), visible=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import gradio as gr
 
-from pop_core.errors import Cancelled
+from pop_core.errors import Cancelled, PopError
 
 from . import answers
 from .background import STOPS
@@ -51,6 +51,19 @@ class ModelEvents:
         c["stop_button"].click(_stopped, None, [c["status"], *self._buttons], **AT_ONCE)
         demo.unload(_forgotten)
 
+    def named(self, update: dict) -> dict:
+        """The components of named outputs."""
+        return {self.components[name]: value for name, value in update.items()}
+
+    def when_idle(self, show: Callable[..., dict], *values, request: gr.Request):
+        """What `show` makes of the values; while work is under way its own figures stay."""
+        if STOPS.working(str(request.session_hash)):
+            return gr.skip()
+        try:
+            return self.named(show(*values))
+        except PopError as error:
+            return self.named({"alert": answers.alert(explain(error))})
+
     @property
     def _buttons(self) -> list:
         return [self.components["run"], self.components["stop_button"]]
@@ -66,7 +79,7 @@ class ModelEvents:
                     yield {self.components["status"]: NOT_BEGUN}
                     return
                 for update in work(raw, values[-1], flag, session):
-                    yield {self.components[name]: value for name, value in update.items()}
+                    yield self.named(update)
             finally:
                 STOPS.end_turn(session)
 
@@ -106,11 +119,6 @@ def failure(error: Exception) -> dict:
     sentence = explain(error)
     warn(sentence)
     return {"alert": answers.alert(sentence), "status": answers.status("Nothing was changed", "error")}
-
-
-def working(request: gr.Request) -> bool:
-    """Whether work of this page is under way; what it shows then must not be painted over."""
-    return STOPS.working(str(request.session_hash))
 
 
 def names_of(read: Callable) -> tuple[str, ...]:
