@@ -6,98 +6,15 @@ import weakref
 
 import pytest
 import torch
+from channel_laws import CUT, IDS, TOKENS, Masked, run
 from laws import Subject, gap
 from tiny import random_ids
-from torch.nn.functional import linear
 
-from pop_core.channel_facts import layer_facts
 from pop_core.channels import CANDIDATE, PRUNED, RETAINED, OnlineChannels, column_norms
 from pop_core.decode import StaticStep, extend
 from pop_core.errors import PopError
 from pop_core.lane import Lane
 from pop_core.plan import ALL, CANDIDATES, GRIFFIN, NONE, SCORES, ChannelPruning, Plan, PrefillCut
-
-IDS, TOKENS = random_ids(14, seed=7), random_ids(6, seed=8)
-CUT = PrefillCut(3, sinks=2, boundary=3)
-
-
-def run(subject, pruning, ids=IDS, tokens=TOKENS, pad=None, cut=None):
-    """Logits of the read and of each teacher-forced step, `[B, 1 + T, vocab]`, and the channels."""
-    norms = column_norms(subject.decoder, pruning.score)
-    channels = OnlineChannels(subject.decoder, pruning, norms, len(ids))
-    state = subject.read(ids, cut, pad, reading=channels.reading)
-    channels.partition()
-    return subject.write(state, tokens, channels.writing), channels
-
-
-class Masked:
-    """The reference: nothing is sliced, and a token's activations are multiplied by a mask."""
-
-    def __init__(self, subject, pruning):
-        self.decoder, self.pruning, self.hidden = subject.decoder, pruning, {}
-
-    def weights(self, i):
-        """(weight, bias) of gate, up and down of each FFN of a layer."""
-        mlp = self.decoder.layers[i].mlp
-        if not hasattr(mlp, "experts"):
-            return [[(part.weight, part.bias) for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)]]
-        fused = zip(mlp.experts.gate_up_proj, mlp.experts.down_proj, strict=True)
-        found = [[(weight, None) for weight in (*both.chunk(2), down)] for both, down in fused]
-        if hasattr(mlp, "shared_expert"):
-            part = mlp.shared_expert
-            found.append([(module.weight, None) for module in (part.gate_proj, part.up_proj, part.down_proj)])
-        return found
-
-    def layer(self, i, x, one):
-        """The FFN of a layer for `[1, T, hidden]`; one: (which FFN, its `W_down`, activations) -> activations."""
-        mlp, states = self.decoder.layers[i].mlp, x[0]
-        act = getattr(mlp, "act_fn", None) or mlp.experts.act_fn
-        rows = []
-        for state in states:
-
-            def ffn(e, state=state):
-                gate, up, down = self.weights(i)[e]
-                return linear(one(e, down[0], act(linear(state, *gate)) * linear(state, *up)), *down)
-
-            if not hasattr(mlp, "experts"):
-                rows.append(ffn(0))
-                continue
-            shares = linear(state, mlp.gate.weight).softmax(-1)
-            best, which = shares.topk(mlp.gate.top_k)
-            best = best / best.sum() if mlp.gate.norm_topk_prob else best
-            row = sum(weight * ffn(e) for weight, e in zip(best, which.tolist(), strict=True))
-            if hasattr(mlp, "shared_expert"):
-                row = row + mlp.shared_expert_gate(state).sigmoid() * ffn(len(mlp.experts.down_proj))
-            rows.append(row)
-        return torch.stack(rows)[None]
-
-    def reading(self, counted):
-        def ffn(i, x):
-            def keep(e, down, h):
-                self.hidden.setdefault((i, e), []).append(h)
-                return h
-
-            return self.layer(i, x, keep)
-
-        return ffn
-
-    def writing(self, i, x):
-        return self.layer(i, x, lambda e, down, h: h * self.mask(i, e, down, h))
-
-    def mask(self, i, e, down, h):
-        channels, norms = len(h), down.abs().sum(0)
-        budget = self.pruning.budget(channels)
-        mask = torch.zeros(channels)
-        if self.pruning.rescore == ALL:
-            mask[(norms * h.abs()).topk(budget.kept).indices] = 1
-            return mask
-        if (i, e) not in self.hidden:
-            return torch.ones(channels)
-        order = (norms * torch.stack(self.hidden[i, e]).norm(dim=0)).argsort(descending=True)
-        mask[order[: budget.retained]] = 1
-        band = order[budget.retained : budget.retained + budget.candidates]
-        mask[band[(norms * h.abs())[band].topk(budget.chosen).indices]] = 1
-        return mask
 
 
 @pytest.mark.parametrize(
@@ -265,58 +182,6 @@ def test_padding_and_repeated_tokens_are_not_counted():
         assert gap(together.squares[i, 0][1], alone.squares[i, 0][0]) < 1e-4
 
 
-@pytest.mark.parametrize("name", ["qwen2-moe", "qwen3-moe"])
-def test_experts_that_no_prompt_token_reached_stay_whole_and_are_counted(name):
-    subject = Subject(name)
-    logits, channels = run(subject, ChannelPruning(0.4, 0.2), IDS[:, :1])  # a prompt of one token
-    spec = subject.decoder.spec
-    assert logits.isfinite().all()
-    for i in spec.sparse:
-        facts = layer_facts(channels, i)
-        routed = facts["tokens"][: spec.experts]
-        assert sum(routed) == spec.experts_per_token and facts["tokens"][spec.experts :] == [1] * bool(spec.shared_ffn)
-        assert facts["whole"] == [e for e, count in enumerate(routed) if not count]
-        assert len(facts["whole"]) == spec.experts - spec.experts_per_token
-    kept = sum(map(sum, channels.kept()))
-    by_hand = sum(
-        width if i in spec.sparse and e in layer_facts(channels, i)["whole"] else round(0.6 * width)
-        for i in range(spec.layers)
-        for e, width in enumerate(spec.ffn_widths(i))
-    )
-    assert kept == by_hand
-
-
-def test_two_experts_with_equal_scores_are_resolved_as_the_model_does():
-    subject = Subject("qwen3-moe")
-    for i in subject.decoder.spec.sparse:
-        gate = subject.decoder.layers[i].mlp.gate.weight
-        gate[1].copy_(gate[0])
-        gate[3].copy_(gate[0])
-    assert gap(subject.write(subject.read(IDS), TOKENS)[0], subject.stock(torch.cat((IDS, TOKENS), 1))[0, 13:]) < 1e-4
-    assert run(subject, ChannelPruning(0.4, 0.2))[0].isfinite().all()
-
-
-def test_an_expert_that_nobody_ever_uses_changes_nothing():
-    subject = Subject("qwen3-moe")
-    before, _ = run(subject, ChannelPruning(0.4, 0.2))
-    for i in subject.decoder.spec.sparse:
-        mlp = subject.decoder.layers[i].mlp
-        used = {e for e in range(5) for part in [IDS] if _reaches(subject, i, e, torch.cat((part, TOKENS), 1))}
-        for e in set(range(5)) - used:
-            mlp.experts.gate_up_proj[e] = torch.nan
-    after, _ = run(subject, ChannelPruning(0.4, 0.2))
-    assert gap(before, after) == 0
-
-
-def _reaches(subject, layer, e, ids) -> bool:
-    seen = []
-    mlp = subject.decoder.layers[layer].mlp
-    handle = mlp.gate.register_forward_hook(lambda _, __, out: seen.append(out[2]))
-    subject.stock(ids)
-    handle.remove()
-    return bool((seen[0] == e).any())
-
-
 @pytest.mark.parametrize("lane", [True, False])
 def test_a_candidate_that_is_not_a_number_is_not_hidden(lane, monkeypatch):
     if not lane:
@@ -326,22 +191,6 @@ def test_a_candidate_that_is_not_a_number_is_not_hidden(lane, monkeypatch):
     part = channels.parts[0][2][0]
     part.weights.ins[0][part.first + 1] = torch.nan  # a gate row of a candidate
     assert subject.write(state, TOKENS[:, :1], channels.writing)[:, 1].isnan().any()
-
-
-@pytest.mark.parametrize("name", ["qwen2-moe", "qwen3-moe"])
-def test_the_numbers_of_a_mixture_are_sums_over_its_experts(name):
-    pruning = ChannelPruning(0.5, 0.25)
-    spec, channels = Subject(name).decoder.spec, run(Subject(name), pruning, IDS[:, :2])[1]
-    for i in spec.sparse:
-        facts, expected = layer_facts(channels, i), dict.fromkeys(("retained", "candidates", "pruned", "chosen"), 0)
-        for e, width in enumerate(spec.ffn_widths(i)):
-            if e in facts["whole"]:
-                expected["retained"] += width
-                continue
-            budget = pruning.budget(width)
-            for key in expected:
-                expected[key] += getattr(budget, key)
-        assert facts["whole"] and {key: facts[key] for key in expected} == expected
 
 
 def test_the_slices_belong_to_the_run_and_go_with_it(subject):
