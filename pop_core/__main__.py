@@ -46,7 +46,8 @@ def build_parser() -> command_options.Parser:
 
 def _generate(options) -> dict:
     engine = _engine(options)
-    return engine.generate(_text(options), plan_of(options), sampling_of(options), _chat(options)).to_dict()
+    run = engine.generate(_text(options), plan_of(options), sampling_of(options), _chat(options), **_pictures(options))
+    return _without_thumbnails(run.to_dict())
 
 
 def _compare(options) -> dict:
@@ -59,13 +60,19 @@ def _compare(options) -> dict:
         sampling=sampling_of(options),
         chat=_chat(options),
         repeats=options.repeats,
+        **_pictures(options),
     )
-    return result.to_dict()
+    return _without_thumbnails(result.to_dict())
 
 
 def _quality(options) -> dict:
-    from . import quality
+    from . import quality, scene_quality
 
+    if options.scenes is not None:
+        if options.image:
+            raise PopError("With --scenes the pictures are generated: leave out --image.")
+        engine = _engine(options)
+        return scene_quality.measure_scenes(engine, options.scenes, [plan_of(options)], progress=_progress)[0].to_dict()
     engine, counts = _engine(options), (options.prompt_tokens, options.new_tokens, options.segments)
     segments = quality.text_segments(engine, _file(options.text), *counts)
     return quality.measure(engine, segments, options.prompt_tokens, [plan_of(options)])[0].to_dict()
@@ -134,7 +141,8 @@ def _interruptible():
 def _bench_prefill(options) -> dict:
     from .bench import bench_prefill
 
-    return bench_prefill(_engine(options), options.tokens, plan_of(options), options.repeats)
+    plan = plan_of(options)
+    return bench_prefill(_engine(options), options.tokens, plan, options.repeats, **_pictures(options))
 
 
 def _bench_decode(options) -> dict:
@@ -169,10 +177,26 @@ def _engine(options):
     from . import baselines, kv_fit
 
     plan, engine = plan_of(options), _load(options)
-    engine.check(plan)
+    engine.check(plan, sees=bool(getattr(options, "image", None)))
     kv_fit.ensure(engine, plan, _progress)
     baselines.ensure(engine, plan, _progress)
     return engine
+
+
+def _pictures(options) -> dict:
+    """The pictures of a command, as keyword arguments. Raises `PopError`."""
+    if options.image_tokens is not None and not options.image:
+        raise PopError("--image-tokens is about pictures: give --image too.")
+    return {"images": options.image, "image_tokens": options.image_tokens}
+
+
+def _without_thumbnails(result):
+    """A result without what only a page shows."""
+    if isinstance(result, list):
+        return [_without_thumbnails(entry) for entry in result]
+    if not isinstance(result, dict):
+        return result
+    return {name: _without_thumbnails(value) for name, value in result.items() if name != "thumbnail"}
 
 
 def _text(options) -> str:

@@ -19,6 +19,7 @@ from .decoder import Decoder, Positions, Rope, attend_to
 from .divergence import divergence, mean
 from .kv_projection import KeysValues, ModuleProjection
 from .prefill import CausalAttention
+from .sight import Sight
 from .stopping import Checkpoint, carry_on
 
 
@@ -34,29 +35,40 @@ class Ablation:
 
 
 @torch.inference_mode()
-def ablate(decoder: Decoder, ids: torch.Tensor, boundary: int, checkpoint: Checkpoint = carry_on) -> Ablation:
-    """Leave out each layer in turn. ids `[1, T]` and boundary as for `gates.gate_gradients`."""
-    dense = _Dense(decoder, ids, boundary)
+def ablate(
+    decoder: Decoder, ids: torch.Tensor, boundary: int, checkpoint: Checkpoint = carry_on, sight: Sight | None = None
+) -> Ablation:
+    """Leave out each layer in turn. ids `[1, T]`, boundary and sight as for `gates.gate_gradients`.
+
+    What DeepStack adds after a layer stays when the layer goes.
+    """
+    dense = _Dense(decoder, ids, boundary, sight)
     reads, writes = [], []
-    for before, after in zip(dense.states, dense.states[1:], strict=False):
+    for i, (before, after) in enumerate(zip(dense.states, dense.states[1:], strict=False)):
         after = after.to(before.device)
-        reads.append(torch.cat((before[:, :boundary], after[:, boundary:]), dim=1))
+        without = before if sight is None else sight.deepen(before, decoder.levels[i + 1])
+        reads.append(torch.cat((without[:, :boundary], after[:, boundary:]), dim=1))
         writes.append(before[:, boundary:])
-    read = _travel(decoder, reads, 1, lambda i, n: dense.attend, dense.rope(0), checkpoint)
+    read = _travel(decoder, reads, 1, lambda i, n: dense.attend, dense.rope(0), checkpoint, sight=sight)
     write = _travel(decoder, writes, 1, lambda i, n: _Tail(dense, dense.keys_values), dense.rope(boundary), checkpoint)
     return Ablation(dense.divergences(read), dense.divergences(write), *dense.influence())
 
 
 @torch.inference_mode()
 def cut_divergence(
-    decoder: Decoder, ids: torch.Tensor, boundary: int, lowest: int, checkpoint: Checkpoint = carry_on
+    decoder: Decoder,
+    ids: torch.Tensor,
+    boundary: int,
+    lowest: int,
+    checkpoint: Checkpoint = carry_on,
+    sight: Sight | None = None,
 ) -> list[float]:
     """KL(dense || cut) in nats per token of the continuation, for the cutoffs `lowest .. L-1`.
 
     The prompt skips every layer from the cutoff up, with own projections, no sinks and a boundary of 1, exactly as
     `prefill` does it; only the continuation has to run again.
     """
-    dense = _Dense(decoder, ids, boundary)
+    dense = _Dense(decoder, ids, boundary, sight)
     states = dense.states[lowest : decoder.spec.layers]
     prompt_rope = dense.rope(0, boundary)
 
@@ -68,7 +80,9 @@ def cut_divergence(
     return dense.divergences(_travel(decoder, starts, 0, attend, dense.rope(boundary), checkpoint, lowest))
 
 
-def _travel(decoder, starts, delay: int, attend, rope: Rope, checkpoint, first: int = 0) -> list[torch.Tensor]:
+def _travel(
+    decoder, starts, delay: int, attend, rope: Rope, checkpoint, first: int = 0, sight: Sight | None = None
+) -> list[torch.Tensor]:
     """Each start `[1, T, hidden]`, the `n`-th of which enters layer `first + n + delay`, to its residual stream after
     the last layer. attend: (layer, how many variants travel) to the attention of that layer."""
     travelling = None
@@ -80,7 +94,7 @@ def _travel(decoder, starts, delay: int, attend, rope: Rope, checkpoint, first: 
         h = starts[count - 1].to(decoder.devices[i])
         if travelling is not None:
             h = torch.cat((travelling.to(h.device), h))
-        travelling = decoder.block(i, h, rope, attend(i, count))
+        travelling = decoder.block(i, h, rope, attend(i, count), sight=sight)
     finished = [] if travelling is None else list(travelling.split(1))
     return finished + starts[len(finished) :]  # the last layer left out: nothing is left to run
 
@@ -88,14 +102,14 @@ def _travel(decoder, starts, delay: int, attend, rope: Rope, checkpoint, first: 
 class _Dense:
     """A dense forward that keeps what entered and left each layer, and its keys and values."""
 
-    def __init__(self, decoder: Decoder, ids: torch.Tensor, boundary: int):
+    def __init__(self, decoder: Decoder, ids: torch.Tensor, boundary: int, sight: Sight | None = None):
         self.decoder, self.length, self.boundary = decoder, ids.shape[1], boundary
-        self.positions = Positions.build(decoder, self.length, ids.device)
+        self.positions = Positions.build(decoder, self.length, ids.device, sight=sight)
         self.attend = CausalAttention(decoder, self.positions, self.length)
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.states = [decoder.embed(ids)]
+        self.states = [decoder.embed(ids, sight)]
         for i in range(decoder.spec.layers):
-            self.states.append(decoder.block(i, self.states[-1], self.rope(0), self._keep))
+            self.states.append(decoder.block(i, self.states[-1], self.rope(0), self._keep, sight=sight))
         self.logits = decoder.head(self.states[-1][:, boundary:])[0]
 
     def _keep(self, i, q, k, v):

@@ -4,7 +4,7 @@ All variants run interleaved in one process with the same dtype and threads. Tim
 ratios of medians; the limit is in `costs.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,27 +14,51 @@ from .engine import Engine
 from .errors import PopError
 from .plan import CANDIDATES, DENSE, NONE, Plan
 from .run import median, ratio
+from .sampling import Sampling
 from .state import State
 from .stopping import Checkpoint, carry_on
 from .timing import Stopwatch, interleaved, machine, speedup, spread
 
+TEXT_TOKENS, TEXT_BEHIND = 1024, 32  # of a prompt, and behind pictures
 PARTITIONS = 3  # reads of the prompt that scoring and slicing are timed on
 
 
-def bench_prefill(engine: Engine, tokens: int, plan: Plan, repeats: int = 5, checkpoint: Checkpoint = carry_on) -> dict:
-    """Time to read `tokens` random tokens and have the logits of the next, per variant."""
-    _check(engine, plan, tokens, 1, repeats)
-    ids = random_ids(engine, tokens)
-    model = engine.loaded.model
-    tasks = {
-        "stock": lambda: model(ids, use_cache=True, logits_to_keep=1),
-        "dense": lambda: engine.read(ids, DENSE, 0),
-        "plan": lambda: engine.read(ids, plan, 0),
-    }
+def bench_prefill(
+    engine: Engine,
+    tokens: int | None,
+    plan: Plan,
+    repeats: int = 5,
+    checkpoint: Checkpoint = carry_on,
+    images: Sequence = (),
+    image_tokens: int | None = None,
+) -> dict:
+    """Time to read `tokens` random tokens of text and have the logits of the next, per variant; behind pictures, as for
+    `Engine.encode`, if there are any. The vision tower runs once, before: its time is `vision_ms`, and part of no
+    variant's. tokens: None for `TEXT_TOKENS`, or, behind pictures, `TEXT_BEHIND`."""
+    tokens = (TEXT_BEHIND if images else TEXT_TOKENS) if tokens is None else tokens
+    _check(engine, plan, tokens, 1, repeats, bool(images))
+    ids, prompt = random_ids(engine, tokens), None
+    if images:
+        prompt = engine.encode("?", Sampling(1), False, images, image_tokens)
+        ids = torch.cat((engine.token_ids(prompt.ids), ids), dim=1)
+        engine.check_length(ids.shape[1], 1, prompt.image_tokens)
     with engine.exclusive(checkpoint), torch.inference_mode():
         engine.prepare(plan)  # set-up, not part of any round
-        times = interleaved(tasks, repeats, engine.loaded.device, checkpoint=checkpoint)
-    return _report(engine, plan, times, costs.prefill_limit(engine.spec, tokens, plan)) | {"tokens": tokens}
+        sight = engine.eyes.look(ids, prompt.pixels) if prompt else None
+        stock = engine.eyes.stock_arguments(ids, prompt.pixels) if prompt else {}
+        tasks = {
+            "stock": lambda: engine.loaded.model(ids, use_cache=True, logits_to_keep=1, **stock),
+            "dense": lambda: engine.read(ids, DENSE, 0, sight=sight),
+            "plan": lambda: engine.read(ids, plan, 0, sight=sight),
+        }
+        try:
+            times = interleaved(tasks, repeats, engine.loaded.device, checkpoint=checkpoint)
+        finally:
+            if prompt:
+                engine.eyes.forget()
+    report = _report(engine, plan, times, costs.prefill_limit(engine.spec, ids.shape[1], plan))
+    seen = {"image_tokens": prompt.image_tokens, "vision_ms": sight.ms} if prompt else {}
+    return report | {"tokens": ids.shape[1]} | seen
 
 
 def bench_decode(
@@ -186,8 +210,8 @@ def _stock_stepper(engine: Engine, ids: torch.Tensor):
     return step
 
 
-def _check(engine: Engine, plan: Plan, prompt_tokens: int, new_tokens: int, repeats: int) -> None:
-    engine.check(plan)
+def _check(engine: Engine, plan: Plan, prompt_tokens: int, new_tokens: int, repeats: int, sees: bool = False) -> None:
+    engine.check(plan, sees)
     if prompt_tokens < 1 or repeats < 1 or new_tokens < 1:
         raise PopError("The numbers of tokens and repeats must be at least 1.")
     engine.check_length(prompt_tokens, new_tokens)

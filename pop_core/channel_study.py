@@ -7,7 +7,7 @@ steps are timed on the same machine in the same state.
 
 import datetime
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 import torch
@@ -101,18 +101,20 @@ def study_steps(
     peers: bool = True,
     rounds: int = ROUNDS,
     checkpoint: Checkpoint = carry_on,
+    images: Sequence = (),
+    image_tokens: int | None = None,
 ) -> Iterator[Progress]:
     """A study that shows its progress; the last item holds the result.
 
     plan: prunes channels. peers: also the methods that know calibration text, which takes some seconds the first time.
-    A checkpoint that raises `Cancelled` ends it with what there is, once the pruned answer has begun. Raises `PopError`
-    before anything runs when plan, prompt or lengths do not fit.
+    images, image_tokens: as for `Engine.encode`. A checkpoint that raises `Cancelled` ends it with what there is, once
+    the pruned answer has begun. Raises `PopError` before anything runs when plan, prompt or lengths do not fit.
     """
     if not plan.channels or not plan.online:
         raise PopError("This plan prunes no channels; give a prune ratio above 0.")
     sampling = sampling or Sampling()
-    engine.check(plan)
-    prompt = engine.encode(text, sampling, chat)
+    engine.check(plan, bool(images))
+    prompt = engine.encode(text, sampling, chat, images, image_tokens)
     methods = plans_of(plan, peers)
     yield Progress("calibrating")
     for other in methods.values():
@@ -120,7 +122,7 @@ def study_steps(
             yield Progress("calibrating", fraction)
     engine.prepare(plan)
     with engine.exclusive(checkpoint):
-        work = _Study(engine, prompt, plan, sampling, methods, rounds, checkpoint)
+        work = _Study(engine, prompt, engine.look(prompt), plan, sampling, methods, rounds, checkpoint)
         try:
             yield from work.steps()
             work.complete = True
@@ -148,10 +150,10 @@ def plans_of(plan: Plan, peers: bool) -> dict[str, Plan]:
 class _Study:
     """What one study was asked for, and what it has gathered."""
 
-    def __init__(self, engine, prompt, plan, sampling, methods, rounds, checkpoint):
-        self.engine, self.prompt, self.plan, self.sampling = engine, prompt, plan, sampling
+    def __init__(self, engine, prompt, sight, plan, sampling, methods, rounds, checkpoint):
+        self.engine, self.prompt, self.sight, self.plan, self.sampling = engine, prompt, sight, plan, sampling
         self.methods, self.rounds, self.checkpoint = methods, rounds, checkpoint
-        self.pruned, self.dense = (Generation(engine, prompt, p, sampling, checkpoint) for p in (plan, DENSE))
+        self.pruned, self.dense = (Generation(engine, prompt, p, sampling, checkpoint, sight) for p in (plan, DENSE))
         self.rows = {
             name: {"name": name, "title": _title(name, plan), "plan": p.to_dict()} for name, p in methods.items()
         }
@@ -192,7 +194,7 @@ class _Study:
             if i not in sparse and len(hidden) > 1:
                 self.top_half[i] = top_half_overlap(hidden.float().abs() * norms[i][0])
 
-        first, state = self.engine.read(ids, DENSE, continuation.shape[1])
+        first, state = self.engine.read(ids, DENSE, continuation.shape[1], sight=self.sight)
         if continuation.shape[1] == 1:
             return first
         rest = extend(decoder, state.cache, state.positions, continuation[:, :-1], lambda i, x: decoder.ffn(i, x, see))[
@@ -203,7 +205,7 @@ class _Study:
     def _measure(self, name: str, ids, continuation, reference) -> None:
         """How far a method's predictions along the dense answer are from the dense ones, and what it left out."""
         row, plan = self.rows[name], self.methods[name]
-        logits, state = self.engine.continuation(ids, continuation, plan)
+        logits, state = self.engine.continuation(ids, continuation, plan, self.sight)
         row |= {"removed_share": removed_share(state, self.engine.spec), "partition_ms": 0.0}
         if isinstance(state.channels, OnlineChannels):
             row["partition_ms"] = state.channels.scoring.milliseconds + state.channels.slicing.milliseconds
@@ -225,7 +227,7 @@ class _Study:
             self.notices.append(f"{error} So no times were taken.")
             return
         for name, plan in self.methods.items():
-            tasks[name] = greedy_steps(engine, *engine.read(ids, plan, self.rounds + 1, self.checkpoint))
+            tasks[name] = greedy_steps(engine, *engine.read(ids, plan, self.rounds + 1, self.checkpoint, self.sight))
         done = 0
         while done < self.rounds:
             part = min(PART, self.rounds - done)

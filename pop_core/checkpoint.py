@@ -9,15 +9,22 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.utils import logging
 
 from .errors import BrokenModel, ModelNotFound, NotEnoughMemory, PopError, UnsupportedModel
-from .families import check_layers, supported_families
+from .families import SEEING, check_layers, supported_families
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = ("F64", "F32", "F16", "BF16")
+TEMPLATE = "chat_template.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
 
@@ -61,7 +68,7 @@ def load_weights(folder: Path, config, dtype: torch.dtype, **placement):
     """The model in `folder`. Raises `BrokenModel` when a tensor is missing, unexpected or of the wrong shape."""
     check_files(folder, quantised=getattr(config, "quantization_config", None) is not None)
     with quiet(), clear_errors(folder):
-        model, info = AutoModelForCausalLM.from_pretrained(
+        model, info = model_class(config).from_pretrained(
             folder,
             config=config,
             dtype=dtype,
@@ -76,15 +83,34 @@ def load_weights(folder: Path, config, dtype: torch.dtype, **placement):
     return model
 
 
+def model_class(config):
+    """The `transformers` class that makes the model of a config."""
+    return AutoModelForImageTextToText if config.model_type in SEEING else AutoModelForCausalLM
+
+
+def load_image_processor(folder: Path):
+    """The image processor in `folder`, working with PIL. Raises `BrokenModel`."""
+    try:
+        with quiet():
+            return AutoImageProcessor.from_pretrained(
+                folder, backend="pil", trust_remote_code=False, local_files_only=True
+            )
+    except Exception as error:  # a missing file, a class that is unknown, values of the wrong kind
+        raise BrokenModel(f"The image processor in {folder} cannot be read ({_first_line(error)}).") from error
+
+
 def load_tokenizer(folder: Path):
-    """The tokenizer in `folder`. Raises `BrokenModel`."""
+    """The tokenizer in `folder`, with its chat template. Raises `BrokenModel`."""
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):  # transformers would make up an empty one
         raise BrokenModel(f"The folder {folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is there.")
     try:
         with quiet():
-            return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # the tokenizer classes, and the Rust behind them, raise whatever they like
         raise BrokenModel(f"The tokenizer in {folder} cannot be read ({_first_line(error)}).") from error
+    if not tokenizer.chat_template and (folder / TEMPLATE).is_file():  # older models that see keep it apart
+        tokenizer.chat_template = _read_json(folder / TEMPLATE).get("chat_template")
+    return tokenizer
 
 
 def check_tensors(where, info: dict) -> None:

@@ -7,7 +7,7 @@ early does not look fast: only steps that both runs made are compared, per token
 
 import datetime
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -93,8 +93,11 @@ def compare_steps(
     chat: bool | None = None,
     repeats: int = 3,
     checkpoint: Checkpoint = carry_on,
+    images: Sequence = (),
+    image_tokens: int | None = None,
 ) -> Iterator[Progress]:
-    """A comparison that shows its progress; the last item holds the result.
+    """A comparison that shows its progress; the last item holds the result. images, image_tokens: as for
+    `Engine.encode`; both runs share what the vision tower makes of the pictures.
 
     A checkpoint that raises `Cancelled` ends it with what there is, marked incomplete. Raises `PopError` before
     anything runs when plan, prompt or lengths do not fit.
@@ -102,14 +105,15 @@ def compare_steps(
     sampling, repeats = sampling or Sampling(), whole_number(repeats, "number of repeats")
     if repeats < 0:
         raise PopError(f"The number of repeats is {repeats}; it must not be negative.")
-    engine.check(plan)
-    prompt = engine.encode(text, sampling, chat)
+    engine.check(plan, bool(images))
+    prompt = engine.encode(text, sampling, chat, images, image_tokens)
     with engine.exclusive(checkpoint):
-        dense, pruned = (Generation(engine, prompt, p, sampling, checkpoint) for p in (DENSE, plan))
+        yield Progress("reading")
+        sight = engine.look(prompt)
+        dense, pruned = (Generation(engine, prompt, p, sampling, checkpoint, sight) for p in (DENSE, plan))
         pairs, prefills, divergences, complete = [], {"dense": [], "pruned": []}, None, False
         runs = _Runs(dense, pruned)
         try:
-            yield Progress("reading")
             for generation in (dense, pruned):
                 generation.prefill()
                 yield Progress("reading", *runs.now(), 0.5)
@@ -124,10 +128,10 @@ def compare_steps(
                 yield Progress("writing", *runs.now(), done)
             yield Progress("measuring", *runs.now(), 0.0)
             runs.release()
-            divergences = _divergences(engine, prompt.ids, dense, plan)
+            divergences = _divergences(engine, prompt.ids, dense, plan, sight)
             for index in range(repeats):
                 yield Progress("measuring", *runs.now(), (index + 0.5) / (repeats + 1))
-                for name, times in _prefill_round(engine, prompt.ids, plan, sampling, checkpoint, index).items():
+                for name, times in _prefill_round(engine, prompt.ids, plan, sampling, checkpoint, index, sight).items():
                     prefills[name] += times
             complete = True
         except Cancelled:
@@ -161,24 +165,22 @@ class _Runs:
             generation.state = generation.write = None
 
 
-def _prefill_round(engine: Engine, ids, plan: Plan, sampling: Sampling, checkpoint: Checkpoint, index: int):
+def _prefill_round(engine: Engine, ids, plan: Plan, sampling: Sampling, checkpoint: Checkpoint, index: int, sight):
     """One timed prefill of each, in turn as to which goes first."""
-    tensor = engine.token_ids(ids)
+    tensor, options = engine.token_ids(ids), (sampling.max_new_tokens, checkpoint, sight)
     tasks = {
-        "dense": lambda: engine.read(tensor, DENSE, sampling.max_new_tokens, checkpoint)[0].argmax().item(),
-        "pruned": lambda: engine.read(tensor, plan, sampling.max_new_tokens, checkpoint)[0].argmax().item(),
+        "dense": lambda: engine.read(tensor, DENSE, *options)[0].argmax().item(),
+        "pruned": lambda: engine.read(tensor, plan, *options)[0].argmax().item(),
     }
     order = list(tasks)[:: -1 if index % 2 else 1]
     return interleaved({name: tasks[name] for name in order}, 1, engine.loaded.device, warm_up=0)
 
 
-def _divergences(engine: Engine, ids, dense: Generation, plan: Plan):
+def _divergences(engine: Engine, ids, dense: Generation, plan: Plan, sight):
     """KL and agreement of the pruned model along the dense answer, first token included."""
     tokens = dense.tokens or [int(dense.last)]  # an empty answer's first and only choice was to end
     prompt, continuation = engine.token_ids(ids), engine.token_ids(tokens)
-    return divergence(
-        engine.continuation_logits(prompt, continuation, DENSE), engine.continuation_logits(prompt, continuation, plan)
-    )
+    return divergence(*(engine.continuation_logits(prompt, continuation, p, sight) for p in (DENSE, plan)))
 
 
 def _result(engine, dense, runs, plan, pairs, prefills, divergences, complete) -> Comparison:

@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 
 import torch
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
@@ -18,6 +19,7 @@ from transformers.activations import SiLUActivation
 from . import experts
 from .families import FULL, SLIDING, DecoderSpec
 from .ffn import FfnWeights, See, of_module
+from .sight import Sight
 from .weights import offloaded, packed
 
 # (layer, queries [B, heads, T, D], keys and values [B, kv_heads, T, D]) -> [B, heads, T, D]
@@ -32,7 +34,7 @@ class Decoder:
     """The loop over one model. Holds no state of any run; several runs may use it at once."""
 
     def __init__(self, model, spec: DecoderSpec):
-        body = model.model
+        body = model.get_decoder()
         self.spec = spec
         self.embed_tokens, self.layers, self.norm, self.rotary = (
             body.embed_tokens,
@@ -47,12 +49,15 @@ class Decoder:
         self.plain = _plain_on_cpu(model)
         self.readable = not packed(self.layers) and not offloaded(self.layers)
         self.ffns = [_ffns_of(layer.mlp) for layer in self.layers] if self.readable else None
+        # the levels of DeepStack that join the residual stream before the first layer, and after each layer
+        self.levels = [[], *([i] if i < spec.deepstack else [] for i in range(spec.layers))]
         self.row_blocks = 2 * torch.get_num_threads()
         self.dtype = self.norm.weight.dtype
 
-    def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Token ids `[B, T]` to the residual stream `[B, T, hidden]`."""
-        return self.embed_tokens(ids)
+    def embed(self, ids: torch.Tensor, sight: Sight | None = None) -> torch.Tensor:
+        """Token ids `[B, T]` to the residual stream `[B, T, hidden]`; with `sight`, pictures where it has them."""
+        h = self.embed_tokens(ids)
+        return h if sight is None else sight.deepen(sight.placed(h), self.levels[0])
 
     def keeping(self, kept: list[int]) -> "Decoder":
         """The same decoder with the layers `kept` alone, over the same modules."""
@@ -60,6 +65,8 @@ class Decoder:
         fewer.layers = [self.layers[i] for i in kept]
         fewer.devices = [self.devices[i] for i in kept]
         fewer.ffns = [self.ffns[i] for i in kept] if self.ffns else None
+        ends = zip([-1, *kept], [*kept, self.spec.layers], strict=True)  # a layer that goes takes no level with it
+        fewer.levels = [list(chain(*self.levels[at + 1 : until + 1])) for at, until in ends]
         fewer.spec = replace(
             spec,
             layers=len(kept),
@@ -76,11 +83,13 @@ class Decoder:
         attend: Attend,
         gates: torch.Tensor | None = None,
         ffn: Ffn | None = None,
+        sight: Sight | None = None,
     ) -> torch.Tensor:
         """One layer on the residual stream `[B, T, hidden]`.
 
         gates: `[2, B, T]` factors of the attention and of the FFN branch, by token (virtual gates, `gates.py`).
-        ffn: what takes the place of the layer's own FFN (`channels.py`).
+        ffn: what takes the place of the layer's own FFN (`channels.py`). sight: the pictures of a prompt that is all in
+        this residual stream; DeepStack adds more of them after the first layers.
         """
         layer, post_norms = self.layers[i], self.spec.post_norms
         h = self.on_device(i, h)
@@ -93,7 +102,8 @@ class Decoder:
         branch = (ffn or self.ffn)(i, self.normed(before_ffn, h))
         if post_norms:
             branch = self.normed(layer.post_feedforward_layernorm, branch)
-        return (branch if gates is None else gated(branch, gates[1])).add_(h)
+        h = (branch if gates is None else gated(branch, gates[1])).add_(h)
+        return h if sight is None else sight.deepen(h, self.levels[i + 1])
 
     def attention(self, i: int, x: torch.Tensor, rope: Rope, attend: Attend) -> torch.Tensor:
         """The attention branch on normalised input `[B, T, hidden]`."""
@@ -201,25 +211,32 @@ class Positions:
     """Where the tokens of one run stand: rope tables by slot, and the left padding of each row.
 
     `tables`: layer type -> cos and sin `[B or 1, capacity, D]`. `pad`: `[B]` slots to the left of each row's first
-    token, or None when no row has any.
+    token, or None when no row has any. `blocks`: `[capacity]` the picture of each slot, or -1, where the tokens of a
+    picture see each other both ways; else None.
     """
 
     tables: dict[str, tuple[torch.Tensor, torch.Tensor]]
     pad: torch.Tensor | None = None
+    blocks: torch.Tensor | None = None
 
     @classmethod
-    def build(cls, decoder: Decoder, capacity: int, device, pad: torch.Tensor | None = None) -> "Positions":
-        """Tables for slots `0 .. capacity-1` from the model's own rotary module."""
+    def build(
+        cls, decoder: Decoder, capacity: int, device, pad: torch.Tensor | None = None, sight: Sight | None = None
+    ) -> "Positions":
+        """Tables for slots `0 .. capacity-1` from the model's own rotary module. sight: of a prompt without padding."""
         if pad is not None and not pad.any():
             pad = None
         slots = torch.arange(capacity, device=device)[None]
         positions = slots if pad is None else (slots - pad[:, None]).clamp(min=0)
+        if sight is not None:
+            positions = sight.positions_of(slots)
+        blocks = sight.blocks(capacity) if sight is not None and decoder.spec.image_blocks else None
         like = torch.empty(0, device=device, dtype=decoder.dtype)
         if decoder.spec.rope_by_type:
             kinds = set(decoder.spec.layer_types)
-            return cls({kind: decoder.rotary(like, positions, kind) for kind in kinds}, pad)
+            return cls({kind: decoder.rotary(like, positions, kind) for kind in kinds}, pad, blocks)
         table = decoder.rotary(like, positions)
-        return cls({FULL: table, SLIDING: table}, pad)
+        return cls({FULL: table, SLIDING: table}, pad, blocks)
 
     def span(self, start: int, stop: int) -> Rope:
         """The tables of slots `start .. stop-1`."""
@@ -241,6 +258,9 @@ class Positions:
         """
         q, k = queries[:, None, :, None], keys[None, None, None, :]
         seen = k <= q
+        if self.blocks is not None:
+            mine, theirs = self.blocks[q], self.blocks[k]
+            seen = seen | (mine == theirs) & (mine >= 0)
         if window is not None:
             seen = seen & (k > q - window)
         if self.pad is not None:

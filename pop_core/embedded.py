@@ -94,6 +94,12 @@ MODELS: dict[str, EmbeddedModel | BundledModel] = {
         licence="Apache-2.0",
         notice="A small model trained on made-up stories, sums and records: it knows nothing of the world beyond them.",
     ),
+    "shapes-vl": BundledModel(
+        title="Shapes-VL",
+        folder=BUNDLED / "shapes-vl",
+        licence="Apache-2.0",
+        notice="A small model that sees coloured shapes on a 3 x 3 grid, and knows the words for them and no others.",
+    ),
 }
 
 

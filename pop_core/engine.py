@@ -6,8 +6,9 @@ random generator, text). Nothing of a run is ever left on the model.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 
 import torch
 
@@ -24,9 +25,11 @@ from .plan import ALL, DENSE, FITTED, NONE, SHORTGPT, ChannelPruning, Plan
 from .prefill import prefill
 from .run import Run
 from .sampling import Sampling, end_ids
+from .sight import Sight
 from .state import State
 from .stopping import Checkpoint, carry_on
 from .text import Prompt, encode_prompt
+from .vision import Eyes, eyes_of
 
 PROJECTIONS_KEPT = 4  # fused projections of recently used cutoffs; each is as large as the skipped K/V weights
 
@@ -58,26 +61,54 @@ class Engine:
         finally:
             self._lock.release()
 
-    def encode(self, text: str, sampling: Sampling, chat: bool | None = None) -> Prompt:
-        """Tokenise and check lengths. Raises `PopError` if prompt plus answer are longer than the model's context."""
-        prompt = encode_prompt(self.loaded.tokenizer, text, chat)
-        self.check_length(len(prompt.ids), sampling.max_new_tokens)
+    @cached_property
+    def eyes(self) -> Eyes:
+        """What the model sees with. Raises `PopError` for one that reads text only."""
+        return eyes_of(self.loaded)
+
+    def encode(
+        self,
+        text: str,
+        sampling: Sampling,
+        chat: bool | None = None,
+        images: Sequence = (),
+        image_tokens: int | None = None,
+    ) -> Prompt:
+        """Tokenise, with `images` in front of the text, and check lengths. images: anything that `open_picture` takes.
+        image_tokens: as for `Eyes.prepare`. Raises `PopError` if prompt plus answer are longer than the model's
+        context, and for pictures where the model has no eyes."""
+        eyes = self.eyes if images else None
+        prompt = encode_prompt(self.loaded.tokenizer, text, chat, eyes, images, image_tokens)
+        self.check_length(len(prompt.ids), sampling.max_new_tokens, prompt.image_tokens)
         return prompt
 
-    def check_length(self, prompt_tokens: int, new_tokens: int) -> None:
-        """Raise before a run that the model's context, or the memory left, cannot hold."""
+    def look(self, prompt: Prompt) -> Sight | None:
+        """Run the vision tower on a prompt's pictures; None where it has none."""
+        return self.eyes.look(self.token_ids(prompt.ids), prompt.pixels) if prompt.pixels else None
+
+    def check_length(self, prompt_tokens: int, new_tokens: int, image_tokens: int = 0) -> None:
+        """Raise before a run that the model's context, or the memory left, cannot hold. image_tokens: of the prompt's;
+        they are never cut off."""
         room = self.spec.max_positions
         if prompt_tokens + new_tokens > room:
+            of_pictures = f", {image_tokens:,} of them for pictures," if image_tokens else ""
             raise PopError(
-                f"The prompt has {prompt_tokens:,} tokens and the answer may have {new_tokens:,}; together at most "
-                f"{room:,} fit this model's context."
+                f"The prompt has {prompt_tokens:,} tokens{of_pictures} and the answer may have {new_tokens:,}; "
+                f"together at most {room:,} fit this model's context."
             )
         need = cache_bytes(self.spec, 1, prompt_tokens + new_tokens, self.loaded.dtype)
         memory.require(need, self.loaded.device, "the keys and values of this prompt")
 
-    def check(self, plan: Plan) -> None:
-        """Raise `PopError` for a plan that this model cannot run, before anything of it runs."""
+    def check(self, plan: Plan, sees: bool = False) -> None:
+        """Raise `PopError` for a plan that this model cannot run, before anything of it runs. sees: the prompt has
+        pictures."""
         plan.check(self.spec.layers)
+        least, cut = self.spec.deepstack, plan.prefill
+        if sees and cut and cut.cutoff < least:
+            raise PopError(
+                f"The cutoff is {cut.cutoff}, but this model adds pictures after each of its first {least} layers "
+                f"(DeepStack), so with a picture it must be {least} to {self.spec.layers}."
+            )
         if plan.online or plan.static:
             what = "Channel pruning" if plan.online else f"The baseline {plan.static.name}"
             self.require_readable(what, "run it without")
@@ -179,36 +210,45 @@ class Engine:
 
     @torch.inference_mode()
     def read(
-        self, ids: torch.Tensor, plan: Plan, new_tokens: int, checkpoint: Checkpoint = carry_on
+        self,
+        ids: torch.Tensor,
+        plan: Plan,
+        new_tokens: int,
+        checkpoint: Checkpoint = carry_on,
+        sight: Sight | None = None,
     ) -> tuple[torch.Tensor, State]:
         """Prefill `[1, N]` under a plan, partition of the channels included: the logits after the prompt `[1, vocab]`,
-        and the state to write `new_tokens` more from."""
-        self.check(plan)
+        and the state to write `new_tokens` more from. sight: of the prompt's pictures."""
+        self.check(plan, sight is not None)
         self.prepare(plan)
         decoder, channels = self._parts(plan)
         capacity = ids.shape[1] + new_tokens
         cache = KVCache(decoder.spec, len(ids), capacity, decoder.devices, self.loaded.dtype)
-        positions = Positions.build(decoder, capacity, ids.device)
-        reading = channels and channels.reading
-        logits = prefill(decoder, cache, positions, ids, plan.prefill, self.projection(plan), checkpoint, reading)
+        positions = Positions.build(decoder, capacity, ids.device, sight=sight)
+        reading, project = channels and channels.reading, self.projection(plan)
+        logits = prefill(decoder, cache, positions, ids, plan.prefill, project, checkpoint, reading, sight)
         if channels:
             checkpoint()
             channels.partition()
         return logits, State(decoder, cache, positions, channels, channels and channels.writing)
 
     @torch.inference_mode()
-    def continuation_logits(self, ids: torch.Tensor, continuation: torch.Tensor, plan: Plan) -> torch.Tensor:
+    def continuation_logits(
+        self, ids: torch.Tensor, continuation: torch.Tensor, plan: Plan, sight: Sight | None = None
+    ) -> torch.Tensor:
         """Teacher forcing: read `[1, N]` under a plan, then the known `[1, C]` as if it were written.
 
         Returns `[C, vocab]`: row `t` predicts `continuation[t]`. Prompt log-probabilities are not valid under a
         prefill cut, so none are offered.
         """
-        return self.continuation(ids, continuation, plan)[0]
+        return self.continuation(ids, continuation, plan, sight)[0]
 
     @torch.inference_mode()
-    def continuation(self, ids: torch.Tensor, continuation: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, State]:
+    def continuation(
+        self, ids: torch.Tensor, continuation: torch.Tensor, plan: Plan, sight: Sight | None = None
+    ) -> tuple[torch.Tensor, State]:
         """The same, with the state that it ends in."""
-        first, state = self.read(ids, plan, continuation.shape[1])
+        first, state = self.read(ids, plan, continuation.shape[1], sight=sight)
         if continuation.shape[1] == 1:
             return first, state
         rest = extend(state.decoder, state.cache, state.positions, continuation[:, :-1], state.ffn)[0]
@@ -229,9 +269,12 @@ class Engine:
         sampling: Sampling | None = None,
         chat: bool | None = None,
         checkpoint: Checkpoint = carry_on,
+        images: Sequence = (),
+        image_tokens: int | None = None,
     ) -> Run:
-        """Answer a prompt. A checkpoint that raises `Cancelled` ends the run within one step and keeps its text."""
-        *_, last = self.stream(text, plan, sampling, chat, checkpoint)
+        """Answer a prompt, with `images` in front of its text (as for `encode`). A checkpoint that raises `Cancelled`
+        ends the run within one step and keeps its text."""
+        *_, last = self.stream(text, plan, sampling, chat, checkpoint, images, image_tokens)
         return last.result()
 
     def stream(
@@ -241,11 +284,13 @@ class Engine:
         sampling: Sampling | None = None,
         chat: bool | None = None,
         checkpoint: Checkpoint = carry_on,
+        images: Sequence = (),
+        image_tokens: int | None = None,
     ) -> Iterator[Generation]:
         """As `generate`, yielding the `Generation` after the prefill and after each token."""
         sampling = sampling or Sampling()
-        self.check(plan)
-        prompt = self.encode(text, sampling, chat)
+        self.check(plan, bool(images))
+        prompt = self.encode(text, sampling, chat, images, image_tokens)
         with self.exclusive(checkpoint):
             generation = Generation(self, prompt, plan, sampling, checkpoint)
             try:

@@ -37,7 +37,7 @@ def route(gate, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     logits = linear(states, gate.weight)
     shares = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
     weights, chosen = shares.topk(gate.top_k, dim=-1)
-    if gate.norm_topk_prob:
+    if getattr(gate, "norm_topk_prob", True):  # Qwen3-VL's router has no choice
         weights = weights / weights.sum(-1, keepdim=True)
     return weights.to(states.dtype), chosen
 

@@ -24,6 +24,9 @@ class DecoderSpec:
 
     `ffn`: channels of a dense layer's FFN. Layers in `sparse` are mixtures instead: `experts` FFNs of `expert_ffn`
     channels, of which a token passes `experts_per_token`, and one of `shared_ffn` (0: none) that all tokens pass.
+
+    `sees`: the model takes pictures (`vision.py`). `deepstack`: after how many of the first layers more of a picture is
+    added to its tokens. `image_blocks`: the tokens of one picture see each other both ways.
     """
 
     family: str
@@ -50,6 +53,9 @@ class DecoderSpec:
     experts_per_token: int = 0
     expert_ffn: int = 0
     shared_ffn: int = 0
+    sees: bool = False
+    deepstack: int = 0
+    image_blocks: bool = False
 
     @property
     def kv_width(self) -> int:
@@ -76,7 +82,12 @@ FAMILIES = {
     "gemma3_text": "Gemma 3 (text)",
     "qwen2_moe": "Qwen2-MoE",
     "qwen3_moe": "Qwen3-MoE",
+    "qwen2_5_vl": "Qwen2.5-VL",
+    "qwen3_vl": "Qwen3-VL",
+    "qwen3_vl_moe": "Qwen3-VL-MoE",
+    "gemma3": "Gemma 3 (text and images)",
 }
+SEEING = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "gemma3")
 
 
 ROPE_TYPES = {"default", "linear", "llama3", "yarn"}
@@ -93,9 +104,12 @@ def read_spec(config) -> DecoderSpec:
     family = config.model_type
     if family not in FAMILIES:
         raise UnsupportedModel(f"The architecture '{family}' is not supported; use one of {supported_families()}.")
+    tied, sees = bool(config.tie_word_embeddings), family in SEEING
+    vision = config.vision_config if sees else None
+    config = config.get_text_config()
     _refuse_impossible_shapes(config)
     _refuse_unsupported_options(config)
-    gemma = family == "gemma3_text"
+    gemma = family.startswith("gemma3")
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     return DecoderSpec(
@@ -112,12 +126,15 @@ def read_spec(config) -> DecoderSpec:
         window=getattr(config, "sliding_window", None),
         softmax_scale=(config.query_pre_attn_scalar if gemma else head_dim) ** -0.5,
         rms_eps=config.rms_norm_eps,
-        qk_norm=family in ("qwen3", "qwen3_moe", "gemma3_text"),
+        qk_norm=family.startswith(("qwen3", "gemma3")),
         post_norms=gemma,
         norm_offset=1.0 if gemma else 0.0,
         rope_by_type=gemma,
         logit_softcap=getattr(config, "final_logit_softcapping", None),
-        tied=bool(config.tie_word_embeddings),
+        tied=tied,
+        sees=sees,
+        deepstack=len(getattr(vision, "deepstack_visual_indexes", ())),
+        image_blocks=family == "gemma3",
         **(_mixture(config) if family.endswith("_moe") else {}),
     )
 

@@ -88,12 +88,12 @@ def _channels(pruning: ChannelPruning, scored: int, tokens: int, spec: DecoderSp
     )
 
 
-def token_count(engine, text: str, chat: bool | None = None) -> int | None:
-    """Tokens of a prompt as the engine would read it, or None when it would not."""
+def token_count(engine, text: str, chat: bool | None = None, image_tokens: int = 0) -> int | None:
+    """Tokens of a prompt as the engine would read it, or None when it would not. image_tokens: of its pictures."""
     from .text import encode_prompt  # here: a forecast without an engine needs no tokenizer
 
     try:
-        return len(encode_prompt(engine.loaded.tokenizer, text, chat).ids)
+        return len(encode_prompt(engine.loaded.tokenizer, text, chat).ids) + image_tokens
     except PopError:
         return None
 

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint as recomputed
 from .decoder import Decoder, Positions
 from .errors import PopError
 from .prefill import CausalAttention
+from .sight import Sight
 from .stopping import Checkpoint, carry_on
 
 ATTENTION, FFN = 0, 1  # the branches, in the order of a gate tensor's second dimension
@@ -50,6 +51,7 @@ def gate_gradients(
     generator: torch.Generator,
     recompute: bool = False,
     checkpoint: Checkpoint = carry_on,
+    sight: Sight | None = None,
 ) -> GateGradients:
     """One forward and one backward pass.
 
@@ -57,13 +59,13 @@ def gate_gradients(
     the last prompt token; labels are drawn by `generator` from the predictions at `boundary .. T-1`. recompute: keep
     only the residual stream between layers and compute each layer again on the way back. The loss and the gates are in
     float32, or in the model's precision if that is higher. checkpoint: called at every layer, both ways; may raise to
-    abandon the sample. Raises `PopError` for predictions that are not finite. Whoever calls this guards against memory
-    that runs out (`memory.guarded`): only outside of this frame is the graph let go of.
+    abandon the sample. sight: the prompt's pictures. Raises `PopError` for predictions that are not finite. Whoever
+    calls this guards against memory that runs out (`memory.guarded`): only outside of it is the graph let go of.
     """
     # inference tensors cannot take part in a backward pass, so none is made here, whatever the caller is in
     with torch.inference_mode(False), torch.enable_grad():
         gates = ones(decoder, ids.shape[1]).requires_grad_()
-        logits = gated_logits(decoder, ids.clone(), boundary, gates, recompute, checkpoint)[0].to(gates.dtype)
+        logits = gated_logits(decoder, ids.clone(), boundary, gates, recompute, checkpoint, sight)[0].to(gates.dtype)
         labels = draw(logits.detach(), generator)
         loss = cross_entropy(logits, labels, reduction="sum")
         (gradient,) = torch.autograd.grad(loss, gates)
@@ -77,18 +79,19 @@ def gated_logits(
     gates: torch.Tensor | None = None,
     recompute: bool = False,
     checkpoint: Checkpoint = carry_on,
+    sight: Sight | None = None,
 ) -> torch.Tensor:
     """Logits of `[1, T]` from position `first` on, `[1, T - first, vocab]`, with gates `[layers, 2, T]` or none."""
     length, layers = ids.shape[1], decoder.spec.layers
-    positions = Positions.build(decoder, length, ids.device)
+    positions = Positions.build(decoder, length, ids.device, sight=sight)
     attend, rope = CausalAttention(decoder, positions, length), positions.span(0, length)
-    h = decoder.embed(ids)
+    h = decoder.embed(ids, sight)
     for i, gate in enumerate([None] * layers if gates is None else gates[:, :, None].unbind()):
         checkpoint()
         if recompute:
-            h = recomputed(decoder.block, i, h, rope, attend, gate, use_reentrant=False)
+            h = recomputed(decoder.block, i, h, rope, attend, gate, sight=sight, use_reentrant=False)
         else:
-            h = decoder.block(i, h, rope, attend, gate)
+            h = decoder.block(i, h, rope, attend, gate, sight=sight)
         if h.requires_grad:
             h.register_hook(lambda _: checkpoint())  # on the way back; it goes with the graph
     return decoder.head(h[:, first:])

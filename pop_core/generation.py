@@ -12,6 +12,7 @@ from .plan import Plan
 from .prefill import full_slots
 from .run import Run
 from .sampling import Sampling, TextStream, choose
+from .sight import Sight
 from .state import State
 from .stopping import Checkpoint, carry_on
 from .text import Prompt
@@ -20,7 +21,16 @@ from .text import Prompt
 class Generation:
     """One run in progress. `prefill` once, then `step` until `done`; `result` at any time."""
 
-    def __init__(self, engine, prompt: Prompt, plan: Plan, sampling: Sampling, checkpoint: Checkpoint = carry_on):
+    def __init__(
+        self,
+        engine,
+        prompt: Prompt,
+        plan: Plan,
+        sampling: Sampling,
+        checkpoint: Checkpoint = carry_on,
+        sight: Sight | None = None,
+    ):
+        """sight: what the prompt's pictures give, if that is there already."""
         self.engine, self.prompt, self.plan, self.sampling, self.checkpoint = engine, prompt, plan, sampling, checkpoint
         self.stream = TextStream(engine.loaded.tokenizer, sampling.stop)
         self.generator = torch.Generator(engine.loaded.device).manual_seed(sampling.seed)
@@ -30,6 +40,7 @@ class Generation:
         self.state: State | None = None  # until the prompt is read
         self.prefill_ms = 0.0
         self.step_ms: list[float] = []
+        self.sight = sight
 
     @property
     def done(self) -> bool:
@@ -45,8 +56,9 @@ class Generation:
         engine = self.engine
         ids = engine.token_ids(self.prompt.ids)
         engine.prepare(self.plan)
+        self.sight = self.sight or engine.look(self.prompt)
         start = time.perf_counter()
-        logits, self.state = engine.read(ids, self.plan, self.sampling.max_new_tokens, self.checkpoint)
+        logits, self.state = engine.read(ids, self.plan, self.sampling.max_new_tokens, self.checkpoint, self.sight)
         self._take(logits)
         self.write = self.engine.stepper(self.state)
         self.prefill_ms = (time.perf_counter() - start) * 1e3
@@ -86,7 +98,8 @@ class Generation:
         cut, layers = plan.prefill, engine.spec.layers
         skipped = 0 if cut is None else max(0, layers - cut.cutoff)
         full = full_slots(length, cut, Positions({}), "cpu") if skipped else None
-        notices = list(self.prompt.notices)
+        notices, pixels = list(self.prompt.notices), self.prompt.pixels
+        vision_ms = self.sight.ms if self.sight else 0.0
         dropped = sorted({*range(layers)} - {*engine.kept_layers(plan)})
         online = self.state and isinstance(self.state.channels, OnlineChannels)
         static = self.state and not online
@@ -105,7 +118,7 @@ class Generation:
             prompt_tokens=length,
             new_tokens=len(self.tokens),
             prefill_ms=self.prefill_ms,
-            ttft_ms=self.prompt.ms + self.prefill_ms,
+            ttft_ms=self.prompt.ms + vision_ms + self.prefill_ms,
             step_ms=list(self.step_ms),
             layers=layers,
             skipped_layers=skipped if full is not None else 0,
@@ -116,5 +129,8 @@ class Generation:
             channels=facts(self.state.channels) if online and self.done else None,
             device=str(engine.loaded.device),
             dtype=str(engine.loaded.dtype).removeprefix("torch."),
+            image_tokens=self.prompt.image_tokens,
+            vision_ms=vision_ms,
+            pictures=list(pixels.facts) if pixels else [],
             notices=notices,
         )

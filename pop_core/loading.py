@@ -35,7 +35,7 @@ class LoadedModel:
     """A model in eval mode without gradients, and what there is to know about it.
 
     `device` is where token ids go. `parameters` counts tied ones once. `source` is "embedded", "hub", "folder" or
-    "gguf". `notices` are sentences that the person should see.
+    "gguf". `notices` are sentences that the person should see. `image_processor`: of a model that sees.
     """
 
     name: str
@@ -47,6 +47,7 @@ class LoadedModel:
     parameters: int
     source: str
     notices: tuple[str, ...] = ()
+    image_processor: object = None
 
     @property
     def packed(self) -> bool:
@@ -105,7 +106,7 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", progress=No
         return spec
 
     parts = _from_gguf if source == GGUF else _from_folder
-    model, tokenizer, spec, notices = parts(name, source, admit, report, number_format, placement)
+    model, tokenizer, image_processor, spec, notices = parts(name, source, admit, report, number_format, placement)
     report(1.0, f"{name} is ready")
     loaded = LoadedModel(
         name=name,
@@ -116,18 +117,20 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", progress=No
         dtype=number_format,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         source=source,
+        image_processor=image_processor,
     )
     return replace(loaded, notices=tuple(filter(None, (*notices, *_limits(loaded)))))
 
 
 def _from_gguf(path, source, admit, report, number_format, placement):
-    """(model, tokenizer, spec, notices) of a .gguf file. admit: the spec of a config, or an error."""
+    """(model, tokenizer, image processor or None, spec, notices) of a .gguf file. admit: the spec of a config, or an
+    error."""
     file = read_gguf(path)
     config = gguf_model.read_config(file)
     spec = admit(config)
     tokenizer, notices = read_tokenizer(file)
     model = gguf_model.load_weights(file, config, number_format, _fetching(report), **placement)
-    return model, tokenizer, spec, (*notices, _dequantised(file, number_format))
+    return model, tokenizer, None, spec, (*notices, _dequantised(file, number_format))
 
 
 def _from_folder(name, source, admit, report, number_format, placement):
@@ -145,8 +148,9 @@ def _from_folder(name, source, admit, report, number_format, placement):
             folder = on_hub.folder(_fetching(report))
         report(FETCHED, f"Loading {name}")
         tokenizer = checkpoint.load_tokenizer(folder)
+        image_processor = checkpoint.load_image_processor(folder) if spec.sees else None
         model = checkpoint.load_weights(folder, config, number_format, **placement)
-    return model, tokenizer, spec, (embedded.MODELS[name].notice,) if source == EMBEDDED else ()
+    return model, tokenizer, image_processor, spec, (embedded.MODELS[name].notice,) if source == EMBEDDED else ()
 
 
 def _fetching(report):

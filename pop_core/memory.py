@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import psutil
 import torch
-from transformers import AutoModelForCausalLM
 
 from . import cgroup
+from .checkpoint import model_class
 from .errors import NotEnoughMemory
 from .units import gigabytes
 
@@ -23,12 +23,12 @@ def free_bytes(device) -> int:
 
 
 def model_bytes(config, dtype: torch.dtype) -> int:
-    """Bytes of all parameters of the causal language model `config` in `dtype`, tied ones once.
+    """Bytes of all parameters of the model `config` in `dtype`, tied ones once.
 
     For a quantised checkpoint the linear layers count with their stored bits per weight.
     """
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        model = model_class(config).from_config(config, trust_remote_code=False)
     packed = _stored_bits(getattr(config, "quantization_config", None))
     linear = {id(m.weight) for m in model.get_decoder().layers.modules() if isinstance(m, torch.nn.Linear)}
     bits = sum(

@@ -38,13 +38,20 @@ def build_parser(runs: dict, shows: dict) -> Parser:
     _prompt_options(compare)
     compare.add_argument("--repeats", type=_count, default=3, help="timed prefills of each variant")
 
-    quality = _pruning_command(commands, "quality", "KL, loss and agreement on a text")
+    quality = _pruning_command(commands, "quality", "KL, loss and agreement on a text, or exact answers about pictures")
     _baseline_option(quality)
-    quality.add_argument("--text", required=True, metavar="FILE")
+    held_out = quality.add_mutually_exclusive_group(required=True)
+    held_out.add_argument("--text", metavar="FILE")
+    held_out.add_argument("--scenes", type=_count, metavar="N", help="generated pictures, each with several questions")
     _counts(quality, prompt_tokens=448, new_tokens=64, segments=12)
+    _image_options(quality)
 
     importance = _command(commands, "importance", "how much each layer matters to reading and to writing")
-    importance.add_argument("--text", metavar="FILE", help="instead of the bundled calibration text")
+    read = importance.add_mutually_exclusive_group()
+    read.add_argument("--text", metavar="FILE", help="instead of the bundled calibration text")
+    read.add_argument("--prompt", metavar="TEXT", help="one prompt, its answer written by the model itself")
+    read.add_argument("--scenes", action="store_true", help="generated pictures with questions, for a model that sees")
+    _image_options(importance)
     _counts(importance, samples=32, prompt_tokens=128, new_tokens=32, seed=0)
     importance.add_argument(
         "--ablation", type=_count, nargs="?", const=True, default=0, metavar="N",
@@ -60,7 +67,9 @@ def build_parser(runs: dict, shows: dict) -> Parser:
     bench = commands.add_parser("bench", help="speed against the stock forward and the limit")
     benches = bench.add_subparsers(dest="bench", required=True, parser_class=Parser)
     prefill = _pruning_command(benches, "prefill", "time to read a prompt")
-    _counts(prefill, tokens=1024, repeats=5)
+    _counts(prefill, repeats=5)
+    prefill.add_argument("--tokens", type=_count, help="of text; default 1024, behind pictures 32")
+    _image_options(prefill)
     decode = _pruning_command(benches, "decode", "time to write a token")
     _counts(decode, prompt_tokens=256, new_tokens=64)
     answer = _pruning_command(benches, "answer", "time to read a prompt and to write an answer")
@@ -81,7 +90,9 @@ def _named(commands, benches) -> dict:
 def _command(commands, name: str, help: str) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=help)
     command.add_argument(
-        "--model", default="smollm2", help="smollm2, gemma3-270m, stories-moe, a hub id, a folder or a .gguf file"
+        "--model",
+        default="smollm2",
+        help="smollm2, gemma3-270m, stories-moe, shapes-vl, a hub id, a folder or a .gguf file",
     )
     command.add_argument("--device", default="auto")
     command.add_argument("--dtype", default="auto")
@@ -112,6 +123,7 @@ def _prompt_options(command) -> None:
     text = command.add_mutually_exclusive_group(required=True)
     text.add_argument("--prompt", metavar="TEXT")
     text.add_argument("--prompt-file", metavar="FILE")
+    _image_options(command)
     command.add_argument("--plain", action="store_true", help="no chat template")
     command.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends the answer; repeatable")
     command.add_argument("--max-new-tokens", type=_count, default=64)
@@ -119,6 +131,15 @@ def _prompt_options(command) -> None:
     command.add_argument("--top-p", type=float, default=1.0)
     command.add_argument("--top-k", type=_count, default=0)
     command.add_argument("--seed", type=_count, default=0)
+
+
+def _image_options(command) -> None:
+    command.add_argument(
+        "--image", action="append", default=[], metavar="FILE", help="a picture in front of the text; repeatable"
+    )
+    command.add_argument(
+        "--image-tokens", type=_count, metavar="N", help="that a picture is scaled to, where the model leaves that open"
+    )
 
 
 def _counts(command, **defaults: int) -> None:

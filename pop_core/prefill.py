@@ -13,6 +13,7 @@ from .cache import KVCache
 from .decoder import Decoder, Ffn, Positions, attend_to
 from .kv_projection import Projection
 from .plan import PrefillCut
+from .sight import Sight
 from .stopping import Checkpoint, carry_on
 
 # which of the tokens that a layer will see count, [B, T] or None for all, to the FFN that they pass
@@ -28,12 +29,14 @@ def prefill(
     project: Projection | None = None,
     checkpoint: Checkpoint = carry_on,
     reading: ReadingFfn | None = None,
+    sight: Sight | None = None,
 ) -> torch.Tensor:
     """Fill `cache` with the prompt and return the logits of its last token, `[B, vocab]`.
 
     ids: `[B, N]`, left-padded as `positions` says. cut: None, or a cutoff of `L` or more, is dense. project: keys and
     values of the layers from the cutoff up. checkpoint: called before each layer; may raise to abandon the run.
-    reading: what takes the place of the FFNs, padding and repeated tokens not counted.
+    reading: what takes the place of the FFNs, padding and repeated tokens not counted. sight: the prompt's pictures;
+    all of their features must join below the cutoff (`engine.check`).
     """
     length, layers = ids.shape[1], decoder.spec.layers
     full = None
@@ -41,13 +44,13 @@ def prefill(
         full = full_slots(length, cut, positions, ids.device)
     cutoff = layers if full is None else cut.cutoff
 
-    h = decoder.embed(ids)
+    h = decoder.embed(ids, sight)
     rope = positions.span(0, length)
     attend = PromptAttention(decoder, cache, positions, length)
     ffn = reading and reading(positions.real(torch.arange(length, device=ids.device)[None]))
     for i in range(cutoff):
         checkpoint()
-        h = decoder.block(i, h, rope, attend, ffn=ffn)
+        h = decoder.block(i, h, rope, attend, ffn=ffn, sight=sight)
     last = h[:, -1:]
 
     if full is not None:
@@ -100,7 +103,7 @@ class CausalAttention:
         self.masks = {
             window: positions.mask(slots[None], slots, window)
             for window in set(self.windows)
-            if positions.pad is not None or length > (window or length)
+            if positions.pad is not None or positions.blocks is not None or length > (window or length)
         }
 
     def __call__(self, i, q, k, v):

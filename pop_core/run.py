@@ -8,7 +8,8 @@ class Run:
     """One answer and how it came about. All times are wall-clock milliseconds.
 
     prefill_ms: from the embedding to the first token, filling of caches and projections included. ttft_ms: from the
-    request to the first token, so tokenisation and allocation too. step_ms: each decode step. stop: "end" (the model
+    request to the first token, so tokenisation, vision and allocation too. image_tokens: of the prompt's. vision_ms: of
+    the vision tower. pictures: as in `vision.Pixels.facts`. step_ms: each decode step. stop: "end" (the model
     ended its answer), "stop" (a stop string), "length" or "cancelled". pieces: the text of each token.
     full_tokens: prompt tokens that ran every layer. removed_share: weights that contributed nothing to a token written,
     as a share of the whole model's. dropped_layers: left out in both stages. channels: `channel_facts.facts`, of a run
@@ -37,6 +38,9 @@ class Run:
     dropped_layers: list[int] = field(default_factory=list)
     removed_share: float = 0.0
     channels: dict | None = None
+    image_tokens: int = 0
+    vision_ms: float = 0.0
+    pictures: list[dict] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
 
     @property

@@ -76,7 +76,8 @@ def _filtered(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 def end_ids(model, tokenizer) -> frozenset[int]:
     """Every id that ends an answer: the union of generation config, config and tokenizer."""
     found = set()
-    for ids in (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
+    configs = model.generation_config, model.config, model.config.get_text_config()
+    for ids in (*(getattr(config, "eos_token_id", None) for config in configs), tokenizer.eos_token_id):
         found.update(ids if isinstance(ids, (list, tuple)) else [ids])
     return frozenset(i for i in found if i is not None)
 

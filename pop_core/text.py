@@ -3,6 +3,7 @@
 import threading
 import time
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .errors import PopError
@@ -16,7 +17,8 @@ _tokenizer_lock = threading.Lock()  # `split_special_tokens` is a switch on the 
 class Prompt:
     """A prompt ready to run: the cleaned text, its token ids, whether the chat template was used, and notices.
 
-    ms: how long cleaning and tokenising took.
+    ms: how long cleaning, tokenising and scaling of pictures took. pixels: the pictures in front of the text as
+    `vision.Pixels`, or None.
     """
 
     text: str
@@ -24,13 +26,26 @@ class Prompt:
     chat: bool
     notices: tuple[str, ...]
     ms: float
+    pixels: object = None
+
+    @property
+    def image_tokens(self) -> int:
+        return self.pixels.tokens if self.pixels else 0
 
 
-def encode_prompt(tokenizer, text: str, chat: bool | None = None) -> Prompt:
-    """Tokenise a user's text. chat: None takes the chat template where the model has one.
+def encode_prompt(
+    tokenizer,
+    text: str,
+    chat: bool | None = None,
+    eyes=None,
+    images: Sequence = (),
+    image_tokens: int | None = None,
+) -> Prompt:
+    """Tokenise a user's text, with `images` in front of it. chat: None takes the chat template where the model has one.
+    eyes: the model's `vision.Eyes`, wanted where there are images. image_tokens: as for `Eyes.prepare`.
 
     Special-token text typed by the user is text, never a control token. Raises `PopError` for empty prompts, for a
-    prompt over `MAX_CHARACTERS`, and for `chat=True` on a model without a template.
+    prompt over `MAX_CHARACTERS`, for `chat=True` on a model without a template, and for pictures that cannot be used.
     """
     start = time.perf_counter()
     text, notices = clean(text)
@@ -42,11 +57,17 @@ def encode_prompt(tokenizer, text: str, chat: bool | None = None) -> Prompt:
     if chat and not has_template:
         raise PopError("This model has no chat template; run it with a plain prompt.")
     chat = has_template if chat is None else chat
+    pixels = eyes.prepare(images, image_tokens) if images else None
+    bos = bos_ids(tokenizer) if images and not chat else []
     with _tokenizer_lock:
-        ids = _chat_ids(tokenizer, text) if chat else _plain_ids(tokenizer, text)
+        before, after = _in_chat(tokenizer, len(images)) if chat else (None, "")
+        if pixels:
+            before = _in_full(before if chat else eyes.alone() * len(images), eyes, pixels)
+        ids = _one_bos(tokenizer, bos + _ids_between(tokenizer, text, before, after))
     if not ids:
         raise PopError("The prompt has no tokens; type some text.")
-    return Prompt(text, tuple(ids), chat, notices, (time.perf_counter() - start) * 1e3)
+    notices += pixels.notices if pixels else ()
+    return Prompt(text, tuple(ids), chat, notices, (time.perf_counter() - start) * 1e3, pixels)
 
 
 def encode_text(tokenizer, text: str) -> list[int]:
@@ -79,13 +100,10 @@ def clean(text: str) -> tuple[str, tuple[str, ...]]:
     return cleaned, (f"{what} replaced by \ufffd (NUL, control characters or half a surrogate pair).",)
 
 
-def _chat_ids(tokenizer, text: str) -> list[int]:
-    """Ids of one user turn in the model's chat format.
-
-    The user's text is split off only when it spells special tokens: otherwise the whole is tokenised at once, so that
-    merges across the seam are the model's own.
-    """
-    messages = [{"role": "user", "content": _SLOT}]
+def _in_chat(tokenizer, images: int) -> tuple[str, str]:
+    """What the chat template puts before and after the text of one user turn that begins with pictures."""
+    parts = [{"type": "image"}] * images + [{"type": "text", "text": _SLOT}]
+    messages = [{"role": "user", "content": parts if images else _SLOT}]
     try:
         rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     except Exception as error:  # a template is code that came with the model
@@ -93,6 +111,26 @@ def _chat_ids(tokenizer, text: str) -> list[int]:
     before, found, after = rendered.partition(_SLOT)
     if not found:
         raise PopError("This model's chat template drops the user's text; run it with a plain prompt.")
+    return before, after
+
+
+def _in_full(before: str, eyes, pixels) -> str:
+    """The text in front of the user's with every placeholder at its picture's length. Raises `PopError`."""
+    pieces = before.split(eyes.placeholder)
+    if len(pieces) != len(pixels.facts) + 1:
+        raise PopError("This model's chat template has no place for pictures; run it with a plain prompt.")
+    filled = [eyes.in_full(fact["tokens"]) + piece for fact, piece in zip(pixels.facts, pieces[1:], strict=True)]
+    return pieces[0] + "".join(filled)
+
+
+def _ids_between(tokenizer, text: str, before: str | None, after: str) -> list[int]:
+    """Ids of the text between what the template, or a picture, puts around it; before: None for nothing at all.
+
+    The user's text is split off only when it spells special tokens: otherwise the whole is tokenised at once, so that
+    merges across the seam are the model's own.
+    """
+    if before is None:
+        return tokenizer(text, split_special_tokens=True)["input_ids"]
     if any(token.content in text for token in tokenizer.added_tokens_decoder.values() if token.special):
         pieces = ((before, False), (text, True), (after, False))
     else:
@@ -100,11 +138,7 @@ def _chat_ids(tokenizer, text: str) -> list[int]:
     ids = []
     for piece, split in pieces:
         ids += tokenizer(piece, add_special_tokens=False, split_special_tokens=split)["input_ids"]
-    return _one_bos(tokenizer, ids)
-
-
-def _plain_ids(tokenizer, text: str) -> list[int]:
-    return _one_bos(tokenizer, tokenizer(text, split_special_tokens=True)["input_ids"])
+    return ids
 
 
 def _one_bos(tokenizer, ids: list[int]) -> list[int]:

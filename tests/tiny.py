@@ -75,7 +75,12 @@ MAKERS = {
 def tiny_model(name: str, seed: int = 0):
     """A random model in float32 whose every weight differs from its initial constant (norm gains, biases)."""
     torch.manual_seed(seed)
-    model = MAKERS[name]().eval()
+    return randomised(MAKERS[name]())
+
+
+def randomised(model):
+    """The model in eval mode, moved away from its initial weights."""
+    model = model.eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.15)
