@@ -101,10 +101,10 @@ class Engine:
 
     def check(self, plan: Plan, sees: bool = False) -> None:
         """Raise `PopError` for a plan that this model cannot run, before anything of it runs. sees: the prompt has
-        pictures."""
+        pictures, which a model without eyes cannot have."""
         plan.check(self.spec.layers)
-        least, cut = self.spec.deepstack, plan.prefill
-        if sees and cut and cut.cutoff < least:
+        cut, least = plan.prefill, self.spec.deepstack if sees and self.eyes else 0
+        if cut and cut.cutoff < least:
             raise PopError(
                 f"The cutoff is {cut.cutoff}, but this model adds pictures after each of its first {least} layers "
                 f"(DeepStack), so with a picture it must be {least} to {self.spec.layers}."

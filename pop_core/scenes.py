@@ -76,8 +76,8 @@ class Question:
     answer: str
 
 
-def draw_scene(rng: random.Random, held_out: bool = False) -> Scene:
-    """A scene drawn by lot, from the training arrangements or from the held-out ones."""
+def draw_scene(rng: random.Random, held_out: bool | None = False) -> Scene:
+    """A scene drawn by lot, from the training arrangements, from the held-out ones or, with None, from all."""
     while True:
         places = sorted(rng.sample(range(len(PLACES)), rng.choice((1, 2, 2, 3, 3, 3))))
         things = tuple(
@@ -87,7 +87,7 @@ def draw_scene(rng: random.Random, held_out: bool = False) -> Scene:
             for place in places
         )
         scene = Scene(things, tuple(rng.randint(225, 255) for _ in range(3)))
-        if scene.held_out == held_out:
+        if held_out in (None, scene.held_out):
             return scene
 
 

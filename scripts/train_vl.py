@@ -27,7 +27,9 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.qwen3_vl import Qwen3VLForConditionalGeneration
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from pop_core import DENSE, Engine, load_model
 from pop_core.embedded import cache_dir
+from pop_core.scene_quality import measure_scenes
 from pop_core.scenes import (
     COLOURS,
     NO_PICTURE,
@@ -378,8 +380,13 @@ def save(model, tokenizer, processor) -> None:
 
 def evaluate() -> None:
     """Print the numbers of the model card: exact answers of the saved model, in float32, on scenes never trained on."""
+    engine = Engine(load_model("shapes-vl", device="cpu", dtype="float32"))
     size = sum(file.stat().st_size for file in FOLDER.iterdir())
-    print(f"the folder has {size / 1e6:.1f} MB")
+    print(f"{engine.loaded.parameters:,} parameters; the folder has {size / 1e6:.1f} MB")
+    found = measure_scenes(engine, HELD_OUT_SCENES, [DENSE])[0]
+    print(f"exact answers on {found.scenes} held-out scenes: {found.accuracy:.1%} of {found.questions:,} questions")
+    for kind, count in found.by_kind.items():
+        print(f"  {kind:10} {count['dense']:4} of {count['questions']:4}  {count['dense'] / count['questions']:6.1%}")
 
 
 def main() -> None:

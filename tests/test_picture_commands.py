@@ -1,0 +1,164 @@
+"""Pictures on the command line, in the bench and in the measure of exact answers."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from tiny_files import tiny_folder
+from tiny_vision import SEEING_MAKERS, scribble, seeing_folder
+
+from pop_core import scene_quality, scenes
+from pop_core.__main__ import main
+from pop_core.bench import bench_prefill
+from pop_core.engine import Engine
+from pop_core.errors import BrokenModel, PopError
+from pop_core.loading import load_model
+from pop_core.plan import DENSE, Plan, PrefillCut
+from pop_core.sampling import Sampling
+from pop_core.text import encode_text
+
+KEYS = "image_tokens vision_ms pictures"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> str:
+    return str(seeing_folder(tmp_path_factory.mktemp("model"), "qwen3-vl"))
+
+
+@pytest.fixture(scope="module")
+def engine(folder) -> Engine:
+    return Engine(load_model(folder))
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("pictures") / "noise.png"
+    scribble(48, 32).save(path)
+    return str(path)
+
+
+@pytest.fixture
+def command(folder, tmp_path, monkeypatch, capsys):
+    """Run a command on the tiny model in this process; the parsed JSON of its last line, or what it said on stderr."""
+    monkeypatch.setenv("POP_STUDIO_CACHE", str(tmp_path / "cache"))
+
+    def call(*arguments: str, model: str = folder):
+        code = main([*arguments, "--model", model, "--json"])
+        said = capsys.readouterr()
+        return json.loads(said.out.splitlines()[-1]) if code == 0 else said.err.splitlines()[-1]
+
+    return call
+
+
+def test_generate(command, picture):
+    options = ("--prompt", "Hi", "--max-new-tokens", "3", "--cutoff", "4")
+    one = command("generate", *options, "--image", picture)
+    assert one["image_tokens"] == 24 and one["vision_ms"] > 0 and one["skipped_layers"] == 2
+    assert one["pictures"] == [
+        {"width": 48, "height": 32, "seen_width": 48, "seen_height": 32, "tokens": 24, "rows": 4, "columns": 6}
+    ]
+    two = command("generate", *options, "--image", picture, "--image", picture, "--image-tokens", "4")
+    assert two["image_tokens"] == 4 and len(two["pictures"]) == 2
+    assert "at most 4 are allowed" in two["notices"][0]
+    none = command("generate", *options)
+    assert (none["image_tokens"], none["vision_ms"], none["pictures"]) == (0, 0.0, [])
+
+
+def test_compare(command, picture):
+    result = command("compare", "--prompt", "Hi", "--image", picture, "--max-new-tokens", "3", "--cutoff", "4")
+    assert result["dense"]["image_tokens"] == result["pruned"]["image_tokens"] == 24
+    assert result["dense"]["vision_ms"] == result["pruned"]["vision_ms"] > 0  # they share what was seen
+    assert "thumbnail" not in json.dumps(result)
+
+
+def test_quality_on_scenes(command):
+    result = command("quality", "--scenes", "2", "--cutoff", "5")
+    assert {"accuracy_dense", "accuracy", "kl", "agreement"} <= set(result)
+    assert result["kl"] == pytest.approx(0, abs=1e-6) and result["agreement"] == 1 and result["scenes"] == 2
+
+
+@pytest.mark.parametrize("name", SEEING_MAKERS)
+def test_bench_of_reading_pictures(name, tmp_path, picture):
+    engine = Engine(load_model(str(seeing_folder(tmp_path, name))))
+    result = bench_prefill(engine, None, Plan(PrefillCut(4)), 2, images=[picture])
+    assert result["tokens"] > result["image_tokens"] + 32 and result["vision_ms"] > 0
+    assert result["ms_stock"] > 0 and result["speedup_vs_stock"] > 0
+    assert getattr(engine.loaded.model.model, "rope_deltas", None) is None
+
+
+@pytest.mark.parametrize("name", SEEING_MAKERS)
+def test_the_bench_holds_the_stock_forward_against_the_same_prompt(name, tmp_path, picture):
+    engine = Engine(load_model(str(seeing_folder(tmp_path, name))))
+    prompt = engine.encode("Hi", Sampling(1), None, [picture])
+    ids = engine.token_ids(prompt.ids)
+    with torch.inference_mode():
+        arguments = engine.eyes.stock_arguments(ids, prompt.pixels)
+        stock = engine.loaded.model(ids, use_cache=True, logits_to_keep=1, **arguments).logits[:, -1]
+        assert (stock - engine.read(ids, DENSE, 0, sight=engine.look(prompt))[0]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("generate", "--prompt", "Hi", "--image", "/no/such.png"), "no file"),
+        (("generate", "--prompt", "Hi", "--image-tokens", "9"), "--image-tokens is about pictures: give --image too."),
+        (("generate", "--prompt", "Hi", "--image", "PICTURE", "--cutoff", "1"), "it must be 2 to 6."),
+        (("bench", "prefill", "--image", "PICTURE", "--cutoff", "1"), "it must be 2 to 6."),
+        (("quality", "--scenes", "0"), "it must be 1 to 10,000."),
+        (("quality", "--scenes", "3", "--cutoff", "1"), "it must be 2 to 6."),
+        (("quality", "--scenes", "3", "--image", "PICTURE"), "leave out --image."),
+    ],
+)
+def test_one_sentence(command, picture, arguments, sentence):
+    said = command(*(picture if part == "PICTURE" else part for part in arguments))
+    assert said.startswith("error: ") and sentence in said
+
+
+def test_a_model_without_eyes_says_so(command, picture, tmp_path):
+    blind = str(tiny_folder(tmp_path / "blind", "qwen3"))
+    for arguments in (("generate", "--prompt", "Hi", "--image", picture), ("quality", "--scenes", "1")):
+        said = command(*arguments, model=blind)
+        assert said == (
+            f"error: {blind} reads text only and cannot see a picture; use shapes-vl, or a Qwen2.5-VL, Qwen3-VL, "
+            "Qwen3-VL-MoE or Gemma 3 model."
+        )
+
+
+def test_an_answer_is_exact_when_greedy_decoding_writes_it(engine, monkeypatch):
+    """Answers made from what the model writes are exact, and one token changed makes them wrong."""
+    scene, *_ = scenes.held_out_scenes(1)
+    image = scenes.picture(scene)
+    run = engine.generate("Hi", DENSE, Sampling(64), images=[image])
+    written = engine.loaded.tokenizer.decode(run.tokens[:3])
+    ids = encode_text(engine.loaded.tokenizer, written)
+    prompt = engine.encode("Hi", Sampling(), images=[image])
+    logits = engine.continuation_logits(
+        engine.token_ids(prompt.ids), engine.token_ids([*run.tokens[:3], 5]), DENSE, engine.look(prompt)
+    )
+    ends = frozenset([logits[-1].argmax().item()])
+    assert ids and scene_quality._exact(logits, [*run.tokens[:3], 0], ends)
+    assert not scene_quality._exact(logits, [run.tokens[0], run.tokens[1] + 1, run.tokens[2], 0], ends)
+    assert not scene_quality._exact(logits, [*run.tokens[:3], 0], frozenset([96]))
+
+
+def test_templates_kept_apart_are_read(folder, tmp_path):
+    """Checkpoints made before tokenizers kept their template have it in a file of its own."""
+    copy = tmp_path / "old"
+    shutil.copytree(folder, copy)
+    (copy / "chat_template.jinja").unlink()
+    assert not load_model(str(copy)).tokenizer.chat_template
+    template = "{{ messages[0]['content'][1]['text'] }}"
+    (copy / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    loaded = load_model(str(copy))
+    assert loaded.tokenizer.chat_template == template
+    with pytest.raises(PopError, match="no place for pictures"):
+        Engine(loaded).encode("Hi", Sampling(), True, [scribble(16, 16)])
+
+
+def test_a_missing_image_processor_is_said(folder, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    (copy / "preprocessor_config.json").unlink()
+    with pytest.raises(BrokenModel, match="image processor"):
+        load_model(str(copy))
