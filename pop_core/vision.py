@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from .errors import PopError
 from .families import FAMILIES, SEEING
@@ -135,21 +136,29 @@ class QwenEyes(Eyes):
         return self.token_text(self.config.image_token_id)
 
     def _processed(self, pictures, most):
-        own, side = self.processor.size, self.processor.patch_size * self.processor.merge_size
-        least_pixels, most_pixels = own["shortest_edge"], own["longest_edge"]
-        limit = most or MOST_TOKENS
-        if most or most_pixels > limit * side * side:
-            most_pixels = limit * side * side
-            least_pixels = most_pixels if most else min(least_pixels, most_pixels)
-        size = {"shortest_edge": least_pixels, "longest_edge": most_pixels}
-        made = self.processor([p.image for p in pictures], size=size, return_tensors="pt")
+        made, seen = [], []
         merge, patch = self.processor.merge_size, self.processor.patch_size
-        seen = []
-        for picture, (_, rows, columns) in zip(pictures, made["image_grid_thw"].tolist(), strict=True):
-            pixels = picture.image.width * picture.image.height
-            limited = limit if most_pixels < min(pixels, own["longest_edge"]) else 0
-            seen.append((rows // merge, columns // merge, columns * patch, rows * patch, limited))
-        return {name: made[name] for name in ("pixel_values", "image_grid_thw")}, seen
+        for picture in pictures:
+            size, limit = self._size(picture.image, most)
+            made.append(self.processor([picture.image], size=size, return_tensors="pt"))
+            _, rows, columns = made[-1]["image_grid_thw"][0].tolist()
+            seen.append((rows // merge, columns // merge, columns * patch, rows * patch, limit))
+        return {name: torch.cat([one[name] for one in made]) for name in ("pixel_values", "image_grid_thw")}, seen
+
+    def _size(self, image, most: int | None) -> tuple[dict, int]:
+        """The bounds that a picture is scaled to, in pixels, and the limit on tokens that makes it smaller, or 0."""
+        own, side = self.processor.size, self.processor.patch_size * self.processor.merge_size
+        least, largest, limit = own["shortest_edge"], own["longest_edge"], most or MOST_TOKENS
+        if not most and largest <= limit * side * side:
+            return {"shortest_edge": least, "longest_edge": largest}, 0
+        bound = limit * side * side
+        limited = bound < min(image.width * image.height, largest)
+        while True:  # the processor rounds up where it enlarges, and of a strip it keeps a whole row of tokens
+            least = bound if most else min(least, bound)
+            height, width = smart_resize(image.height, image.width, side, least, bound)
+            if height * width <= limit * side * side:
+                return {"shortest_edge": least, "longest_edge": bound}, limit if limited else 0
+            bound = int(0.95 * bound)
 
     def stock_arguments(self, ids, pixels):
         tensors = {name: value.to(self.device) for name, value in pixels.tensors.items()}
