@@ -6,8 +6,9 @@
     python scripts/train_vl.py --evaluate       the numbers of the model card
 
 The pictures of step n depend on the seed and n alone, so a run that was interrupted sees what it would have seen.
-One pass over a picture serves all questions about it: they stand one after the other behind it, each with the
-positions it would have alone, and none can see another.
+First the vision tower alone learns to say what is where, through heads that are then thrown away: by answers alone it
+told no shapes apart after 500 steps. Then everything learns to answer. One pass over a picture serves all questions
+about it: they stand behind it one after the other, each with the positions it would have alone, and none sees another.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from torch import nn
 from transformers import PreTrainedTokenizerFast, Qwen3VLConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl import Qwen3VLForConditionalGeneration
@@ -32,7 +34,9 @@ from pop_core.embedded import cache_dir
 from pop_core.scene_quality import measure_scenes
 from pop_core.scenes import (
     COLOURS,
+    GRID,
     NO_PICTURE,
+    SHAPES,
     Question,
     draw_scene,
     picture,
@@ -58,9 +62,12 @@ OTHER_WORDS = ("hello", "hi", "please", "tell", "me", "who", "are", "you", "a", 
                "object", "objects", "thing", "things")  # fmt: skip
 
 STEPS, WARM_UP, COOL_DOWN = 3000, 40, 0.4  # the last is the share of the steps in which the rate goes down to nothing
+SEEING_STEPS, SEEING_PICTURES = 300, 64  # of the vision tower alone
 PICTURES, QUESTIONS, PARTS = 16, 14, 2  # of a step; about each of them; that a step's pictures are computed in
 RATE, MATRIX_RATE, WEIGHT_DECAY, CLIP = 1.5e-3, 1.2e-2, 0.05, 1.0
+EMPTY_WEIGHT = 0.15  # of the many cells without a thing, while seeing is learned
 CHECKPOINT_EVERY, REPORT_EVERY, HELD_OUT_SCENES = 100, 25, 400
+SINCE: list[tuple[float, float]] = []  # loss and share of right ones of the steps since the last report
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -269,6 +276,7 @@ class Optimizer:
 
     def step(self, scale: float, share) -> None:
         """scale: of the rates. share: maps a function over a list, on all cores."""
+        torch.nn.utils.clip_grad_norm_([*self.matrices, *self.adam.param_groups[0]["params"]], CLIP)
         for group in self.adam.param_groups:
             group["lr"] = scale * RATE
         self.adam.step()
@@ -317,49 +325,89 @@ def train(steps: int | None, resume: bool, cores: int) -> None:
     torch.set_num_threads(1)
     tokenizer, processor = make_tokenizer(), image_processor()
     model = new_model(tokenizer).train()
-    parameters, optimizer = list(model.parameters()), Optimizer(model)
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens", flush=True)
     checkpoint = cache_dir() / "training" / "shapes-vl.pt"
-    first, seconds = 0, 0.0
-    if resume:
-        state = torch.load(checkpoint, weights_only=True)
-        model.load_state_dict(state["model"])
-        optimizer.load(state["optimizer"])
-        first, seconds, steps = state["step"], state["seconds"], steps or state["steps"]
-    steps = steps or STEPS
-    print(f"{sum(p.numel() for p in parameters):,} parameters, {len(tokenizer)} tokens in the vocabulary", flush=True)
-
-    def gradients(name: str):
-        loss, right = answer_losses(model, batch(tokenizer, processor, random.Random(name), PICTURES // PARTS))
-        return loss.item(), right.item(), torch.autograd.grad(loss, parameters)
-
-    begun, told = time.perf_counter() - seconds, []
+    first, begun = 0, time.perf_counter()
     with ThreadPoolExecutor(cores) as pool:
+        if not resume:
+            learn_to_see(model, processor, pool, begun)
+        optimizer = Optimizer(model)
+        if resume:
+            state = torch.load(checkpoint, weights_only=True)
+            model.load_state_dict(state["model"])
+            optimizer.load(state["optimizer"])
+            first, steps = state["step"], steps or state["steps"]
+            begun -= state["seconds"]
+        steps = steps or STEPS
+
+        def losses(rng: random.Random):
+            return answer_losses(model, batch(tokenizer, processor, rng, PICTURES // PARTS))
+
         for step in range(first, steps):
-            parts = list(pool.map(gradients, [f"{SEED} {step} {part}" for part in range(PARTS)]))
-            for parameter, *found in zip(parameters, *(part[2] for part in parts), strict=True):
-                parameter.grad = torch.stack(found).mean(0)
-            torch.nn.utils.clip_grad_norm_(parameters, CLIP)
-            optimizer.step(rate(step, steps), pool.map)
-            told += [part[:2] for part in parts]
-            seconds = time.perf_counter() - begun
-            if (step + 1) % REPORT_EVERY == 0 or step + 1 == steps:
-                loss, right = (sum(values) / len(told) for values in zip(*told, strict=True))
-                told = []
-                print(
-                    f"step {step + 1}/{steps}  loss {loss:.3f}  tokens right {right:.3f}  {seconds:.0f} s", flush=True
-                )
+            told = one_step(list(model.parameters()), optimizer, losses, f"{SEED} {step}", rate(step, steps), pool)
+            report("answering", step, steps, told, begun)
             if (step + 1) % CHECKPOINT_EVERY == 0 or step + 1 == steps:
-                save_checkpoint(
-                    checkpoint,
-                    dict(
-                        model=model.state_dict(),
-                        optimizer=optimizer.state(),
-                        step=step + 1,
-                        steps=steps,
-                        seconds=seconds,
-                    ),
-                )
+                state = dict(model=model.state_dict(), optimizer=optimizer.state(), step=step + 1, steps=steps)
+                save_checkpoint(checkpoint, state | {"seconds": time.perf_counter() - begun})
     save(model, tokenizer, processor)
+
+
+def learn_to_see(model, processor, pool, begun: float) -> None:
+    """Teach every output of the vision tower, DeepStack's too, to tell shape and colour of each image token's cell."""
+    visual, classes = model.model.visual, (len(SHAPES) + 1, len(COLOURS) + 1)
+    heads = nn.ModuleList(nn.Linear(visual.config.out_hidden_size, sum(classes)) for _ in range(4))
+    taught = nn.ModuleList([visual, heads])
+    optimizer, parameters = Optimizer(taught), list(taught.parameters())
+
+    def losses(rng: random.Random):
+        scenes = [draw_scene(rng) for _ in range(SEEING_PICTURES // PARTS)]
+        pixels = processor([picture(scene) for scene in scenes], return_tensors="pt")
+        seen = model.model.get_image_features(pixels["pixel_values"], pixels["image_grid_thw"], return_dict=True)
+        targets, found = torch.cat([contents(scene) for scene in scenes]), []
+        for level, head in zip((seen.pooler_output, *seen.deepstack_features), heads, strict=True):
+            for logits, target in zip(head(torch.cat(level)).split(classes, dim=1), targets.unbind(1), strict=True):
+                weights = torch.tensor([EMPTY_WEIGHT] + [1.0] * (logits.shape[1] - 1))
+                found.append((F.cross_entropy(logits, target, weights), logits.detach().argmax(1) == target))
+        right = [same[target > 0] for (_, same), target in zip(found[:2], targets.unbind(1), strict=True)]
+        return sum(loss for loss, _ in found) / len(found), torch.cat(right).float().mean()
+
+    for step in range(SEEING_STEPS):
+        told = one_step(parameters, optimizer, losses, f"{SEED} seeing {step}", rate(step, SEEING_STEPS), pool)
+        report("seeing", step, SEEING_STEPS, told, begun)
+
+
+def contents(scene) -> torch.Tensor:
+    """Shape and colour of the thing in each image token's cell, counted from 1, 0 where it is empty: `[tokens, 2]`."""
+    side = SIDE // PATCH // MERGE
+    found = torch.zeros(side, side, 2, dtype=torch.long)
+    for thing in scene.things:
+        rows, columns = (slice(at * side // GRID, (at + 1) * side // GRID) for at in (thing.row, thing.column))
+        found[rows, columns] = torch.tensor([1 + SHAPES.index(thing.shape), 1 + list(COLOURS).index(thing.colour)])
+    return found.flatten(0, 1)
+
+
+def one_step(parameters: list, optimizer: Optimizer, losses, name: str, scale: float, pool) -> tuple[float, float]:
+    """Move `parameters` once; the mean loss and the mean share of what was right. losses: both, of a generator."""
+
+    def part(number: int):
+        loss, right = losses(random.Random(f"{name} {number}"))
+        return loss.item(), right.item(), torch.autograd.grad(loss, parameters, allow_unused=True)
+
+    told, right, gradients = zip(*pool.map(part, range(PARTS)), strict=True)
+    for parameter, *found in zip(parameters, *gradients, strict=True):
+        parameter.grad = torch.stack(found).mean(0)
+    optimizer.step(scale, pool.map)
+    return sum(told) / PARTS, sum(right) / PARTS
+
+
+def report(what: str, step: int, steps: int, told: tuple[float, float], begun: float) -> None:
+    """A line now and then: how it went since the line before."""
+    SINCE.append(told)
+    if (step + 1) % REPORT_EVERY == 0 or step + 1 == steps:
+        loss, right = (sum(values) / len(SINCE) for values in zip(*SINCE, strict=True))
+        SINCE.clear()
+        spent = time.perf_counter() - begun
+        print(f"{what} {step + 1}/{steps}  loss {loss:.3f}  right {right:.3f}  {spent:.0f} s", flush=True)
 
 
 def save_checkpoint(file: Path, state: dict) -> None:

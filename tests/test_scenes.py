@@ -145,6 +145,15 @@ def _stock_loss(trainer, image, text, answer) -> float:
     return torch.nn.functional.cross_entropy(logits, torch.tensor(reply)).item()
 
 
+def test_the_vision_tower_is_taught_what_is_in_each_cell():
+    found = train_vl.contents(THREE).view(6, 6, 2)
+    red, blue = (1 + list(COLOURS).index(name) for name in ("red", "blue"))
+    assert found[0:2, 0:2].flatten(0, 1).unique(dim=0).tolist() == [[1 + SHAPES.index("circle"), red]]
+    assert found[0:2, 4:6].flatten(0, 1).unique(dim=0).tolist() == [[1 + SHAPES.index("square"), blue]]
+    assert found[4:6, 2:4].flatten(0, 1).unique(dim=0).tolist() == [[1 + SHAPES.index("cross"), red]]
+    assert (found.sum(-1) > 0).sum() == 12
+
+
 def test_orthogonal_updates_have_singular_values_near_one():
     for shape in ((24, 60), (60, 24)):
         values = torch.linalg.svdvals(train_vl.orthogonal(torch.randn(shape)))
