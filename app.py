@@ -53,7 +53,7 @@ def main(chosen: argparse.Namespace) -> None:
         share=chosen.share,
         theme=THEME,
         css_paths=ASSETS / "style.css",
-        max_file_size="1mb",
+        max_file_size="50mb",
         ssr_mode=False,
         run_history=False,
         footer_links=["api", "settings"],

@@ -115,6 +115,20 @@ def fact_list(facts: list[tuple[str, str]], notices: list[str]) -> str:
     return f'<dl class="facts">{rows}</dl>{said}'
 
 
+def pictures(facts: list[dict]) -> str:
+    """The pictures of a prompt as the model was given them, each with its size and its tokens. facts: as in
+    `vision.Pixels.facts`, or what is known of that; "name" is shown too."""
+    cards = []
+    for at, fact in enumerate(facts, start=1):
+        name = html.escape(f"Picture {at}" + (f", {fact['name']}" if "name" in fact else ""))
+        source = html.escape(fact["thumbnail"])
+        cards.append(
+            f'<figure><img src="{source}" alt="{name}"><figcaption>{html.escape(sentences.picture_words(fact))}'
+            "</figcaption></figure>"
+        )
+    return f'<div class="pictures">{"".join(cards)}</div>' if cards else ""
+
+
 def status(text: str, kind: str = "busy", fraction: float | None = None) -> str:
     """One line about what is going on. kind: "busy", "done", "stopped", "recorded" or "error"."""
     bar = "" if fraction is None else f'<progress value="{fraction:.2f}"></progress>'

@@ -8,8 +8,20 @@ from pop_core.forecast import forecast
 from pop_core.plan import CANDIDATES, L2, MAX, SUM, WIDTH, Plan, PrefillCut
 
 from . import answers, choosing
+from .background import STOPS
 from .choosing import MOST_TOKENS, NAMES, RECORDED
-from .controls import channel_controls, model_picker, run_buttons, slider, two_columns
+from .controls import (
+    channel_controls,
+    connect_pictures,
+    model_picker,
+    picture_box,
+    picture_update,
+    pictures_seen,
+    run_buttons,
+    slider,
+    two_columns,
+)
+from .examples import example_for, examples_of_models, load_examples, pictures, titles
 from .links import CHANNELS, read_query
 from .results import Results, heading
 from .shared import DEFAULT_MODEL, MAX_CHARACTERS
@@ -17,13 +29,14 @@ from .turns import AT_ONCE, ModelEvents
 
 RATIO = 0.4  # of the page when it opens
 FIGURES = (
-    *("caption", "panes", "answers_note", "pieces", "regions", "regions_note", "layer", "choices", "choices_note"),
+    *("caption", "pictures", "panes", "answers_note", "pieces", "regions", "regions_note"),
+    *("layer", "choices", "choices_note"),
     *("overlap", "overlap_note", "quality", "quality_note", "speed", "speed_note", "methods"),
     *("single", "mixture", "experts", "experts_note", "method_table", "layer_table", "facts"),
 )
 OUTPUTS = ("alert", "status", "notices", *FIGURES, "link", "compare", "json", "methods_csv", "layers_csv", "result")
 SCORES = {SUM: "Sum of magnitudes", L2: "L2 norm", MAX: "Largest magnitude"}
-EXAMPLES = choosing.examples()
+EXAMPLES = load_examples() + examples_of_models()
 INTRO = """<header class="intro"><p class="brand">POP Studio</p>
 <h1>Which channels a prompt keeps, and which a token chooses</h1>
 <p>Most of a layer's work is done by a part of its FFN channels, and which part depends on the text. The prompt decides
@@ -34,10 +47,10 @@ anew.</p></header>"""
 def form() -> dict:
     """The left column: what to study, by the name of the setting."""
     c = {"model": model_picker(), "notices": gr.HTML(elem_classes="plain")}
-    titles = [f"{example['kind'][:1].upper()}{example['kind'][1:]} · {example['title']}" for example in EXAMPLES]
     c["example"] = gr.Dropdown(
-        [(title, at) for at, title in enumerate(titles)], value=0, label="Example", elem_id="example"
+        [(title, at) for at, title in enumerate(titles(EXAMPLES))], value=0, label="Example", elem_id="example"
     )
+    c |= picture_box()
     c["prompt"] = gr.Textbox(
         EXAMPLES[0]["prompt"], label="Prompt", lines=6, max_lines=8, max_length=MAX_CHARACTERS, elem_id="prompt"
     )
@@ -69,7 +82,7 @@ def column() -> dict:
     show = recorded_result(DEFAULT_MODEL, None)
     results = Results(show)
     r = results.parts
-    for name in ("caption", "panes", "answers_note"):
+    for name in ("caption", "pictures", "panes", "answers_note"):
         results.words(name)
     with gr.Accordion("The tokens of both answers", open=False, elem_id="pieces_box"):
         results.words("pieces")
@@ -122,6 +135,11 @@ def picked(model, layer) -> dict:
     return {"status": answers.status(text, "recorded"), "alert": "", "notices": ""}
 
 
+def filled(example: dict) -> dict:
+    """What an example puts into the controls."""
+    return {"prompt": example["prompt"], "images": pictures(example)}
+
+
 def looked_ahead(model, ratio, width, rescore) -> str:
     """What a plan would do, while its controls move."""
     try:
@@ -151,10 +169,19 @@ def wire(demo: gr.Blocks, c: dict, r: dict) -> None:
     def chosen(result, layer, request: gr.Request):
         return events.when_idle(lambda *two: choosing.chosen(*two) | {"alert": ""}, result, layer, request=request)
 
-    def picked_in(model, prompt, layer, request: gr.Request):
-        at = choosing.example_for(model, prompt, EXAMPLES)
-        fitting = {} if at is None else {"example": at, "prompt": EXAMPLES[at]["prompt"]}
+    def picked_in(model, prompt, images, layer, request: gr.Request):
+        at = example_for(model, prompt, EXAMPLES, images)
+        fitting = {} if at is None else {"example": at} | filled(EXAMPLES[at])
         return events.when_idle(lambda: picked(model, layer) | fitting, request=request)
+
+    def example_in(index, model, layer, request: gr.Request):
+        example = EXAMPLES[index or 0]
+        update, wanted = filled(example), example.get("model", model)
+        if wanted != model:
+            update |= {"model": wanted}
+            if not STOPS.working(str(request.session_hash)):
+                update |= picked(wanted, layer)
+        return events.named(update)
 
     def opened(request: gr.Request):
         if not {"model", "score", *CHANNELS} & set(request.query_params):
@@ -165,12 +192,15 @@ def wire(demo: gr.Blocks, c: dict, r: dict) -> None:
     ahead_of = [c[name] for name in ("model", *CHANNELS)]
     events.connect([c["run"].click, c["prompt"].submit], choosing.run).then(
         looked_ahead, ahead_of, c["ahead"], **AT_ONCE
-    )
+    ).then(picture_update, *pictures_seen(c), **AT_ONCE)
     events.connect_stop(demo)
-    prompts = [c["example"], c["prompt"]]
-    c["model"].input(picked_in, [c["model"], c["prompt"], r["layer"]], [*prompts, *outputs], **AT_ONCE)
+    connect_pictures(c)
+    prompts = [c[name] for name in ("example", "prompt", "images")]
+    pick = [c["model"], c["prompt"], c["images"], r["layer"]]
+    c["model"].input(picked_in, pick, [*prompts, *outputs], **AT_ONCE)
     gr.on([part.change for part in ahead_of], looked_ahead, ahead_of, c["ahead"], trigger_mode="always_last", **AT_ONCE)
-    c["example"].input(lambda index: EXAMPLES[index or 0]["prompt"], c["example"], c["prompt"], **AT_ONCE)
+    choice = [c["example"], c["model"], r["layer"]]
+    c["example"].input(example_in, choice, [c["model"], *prompts, *outputs], **AT_ONCE)
     shown = [r[name] for name in ("alert", "choices", "choices_note")]
     r["layer"].change(chosen, [r["result"], r["layer"]], shown, trigger_mode="always_last", **AT_ONCE)
     settings = [c[name] for name in ("model", *CHANNELS, "score")]

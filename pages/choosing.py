@@ -4,7 +4,6 @@ Generators yield `{name of an output: value}`; `channels.py` maps the names to c
 becomes a sentence under "alert", and what was shown before stays.
 """
 
-import json
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -28,12 +27,11 @@ from pop_core.plan import SUM, ChannelPruning, Plan, whole_number
 from . import answers
 from .background import watch
 from .choosing_html import link_here, link_to_compare, method_list, pieces
-from .controls import EXAMPLES, load_examples, read_channels, read_prompt, whole_between
+from .controls import read_channels, read_images, read_prompt, whole_between
 from .export import file, json_file
 from .shared import spec_of, watch_loading
 from .turns import names_of, safely, statuses
 
-MODELS_FOLDER = EXAMPLES.parent / "models"
 MOST_TOKENS = 256  # of an answer
 RECORDED = {
     path.stem.removeprefix("channels-"): recorded.load(path)
@@ -50,9 +48,10 @@ class Settings:
     plan: Plan
     peers: bool
     max_new_tokens: int
+    images: list[str]
 
 
-def read_settings(model, prompt, ratio, width, rescore, score, max_new_tokens, peers, layer) -> Settings:
+def read_settings(model, prompt, ratio, width, rescore, score, max_new_tokens, peers, layer, images=None) -> Settings:
     """Settings from raw values. Raises `PopError` before any model is touched. layer: only of what is shown."""
     return Settings(
         model=model,
@@ -60,6 +59,7 @@ def read_settings(model, prompt, ratio, width, rescore, score, max_new_tokens, p
         plan=Plan(channels=read_pruning(ratio, width, rescore, score)),
         peers=bool(peers),
         max_new_tokens=whole_between(max_new_tokens, "answer length", 1, MOST_TOKENS),
+        images=read_images(images),
     )
 
 
@@ -102,9 +102,8 @@ def study_progress(engine, settings: Settings, stop: threading.Event):
 
     def work(post, checkpoint):
         sampling = Sampling(max_new_tokens=settings.max_new_tokens)
-        steps = study_steps(
-            engine, settings.prompt, settings.plan, sampling, peers=settings.peers, checkpoint=checkpoint
-        )
+        options = {"peers": settings.peers, "checkpoint": checkpoint, "images": settings.images}
+        steps = study_steps(engine, settings.prompt, settings.plan, sampling, **options)
         for progress in steps:
             post(progress)
 
@@ -116,6 +115,7 @@ def so_far(progress, settings: Settings) -> dict:
     fraction = progress.fraction
     update = {"status": answers.status(doing(progress, settings), fraction=fraction)}
     if progress.run and progress.run.tokens:
+        update["pictures"] = answers.pictures(progress.run.pictures)
         update["panes"] = answers.panes(None, progress.run.to_dict())
         update["answers_note"] = answers.note("The figures below are of the study before, until this one is done.")
     return update
@@ -140,6 +140,7 @@ def shown(result: dict, layer) -> dict:
     begun = result["dense"]["tokens"] or result["dense"]["stop"] != "cancelled"
     return chosen(result, at) | {
         "caption": answers.note(channel_findings.caption(result)),
+        "pictures": answers.pictures(result["pruned"].get("pictures", [])),
         "panes": answers.panes(result["dense"] if begun else None, result["pruned"], finished=True),
         "answers_note": answers.note(channel_findings.answers_sentence(result)),
         "pieces": pieces(result),
@@ -196,27 +197,6 @@ def limit(result: dict) -> float | None:
 def shape_of(model):
     """The shape of a model in memory, of an embedded or of a recorded one; None for one that nobody has loaded yet."""
     return spec_of(model) or (RECORDED[model][1] if model in tuple(RECORDED) else None)
-
-
-def examples() -> list[dict]:
-    """The prompts of all pages, then those that come with an embedded model, which carry its name as "model"."""
-    found = load_examples()
-    for path in sorted(MODELS_FOLDER.glob("*/examples.json")):
-        model = path.parent.name
-        for entry in json.loads(path.read_text(encoding="utf-8")):
-            entry = entry if isinstance(entry, dict) else {"prompt": entry}
-            known = {"kind": f"For {model}", "title": f"{entry['prompt'][:40]}…"} | entry
-            found.append(known | {"model": model})
-    return found
-
-
-def example_for(model, prompt, known: list[dict]) -> int | None:
-    """Which example to offer for a model in place of one that was made for another; None: what is there stays."""
-    shown = next((entry for entry in known if entry["prompt"] == prompt), None)
-    own = next((at for at, entry in enumerate(known) if entry.get("model") == model), None)
-    if shown is None or shown.get("model") == model or (own is None and "model" not in shown):
-        return None
-    return own or 0
 
 
 def data_files(result: dict, session: str) -> dict:

@@ -4,8 +4,8 @@ import html
 
 from pop_core.channel_table import method_list as described
 from pop_core.channel_view import pruning
-from pop_core.findings import visible
 from pop_core.plan import SUM
+from pop_core.token_findings import visible
 
 from .links import to_query
 

@@ -1,6 +1,7 @@
 """Compare: one prompt answered twice, dense and pruned: deep layers skipped while reading, FFN channels left out while
 writing, or both; the first page."""
 
+import uuid
 from dataclasses import replace
 
 import gradio as gr
@@ -17,17 +18,21 @@ from .comparing import NAMES
 from .controls import (
     MOST_RATIO,
     channel_details,
+    connect_pictures,
     cutoff_slider,
     foresee,
     foreseen,
-    load_examples,
     model_picker,
+    picture_box,
+    picture_update,
+    pictures_seen,
     plan_details,
     ratio_slider,
     read_plan,
     run_buttons,
     two_columns,
 )
+from .examples import example_for, load_examples, pictures, titles
 from .export import exports
 from .links import CHANNELS, CUT, KEYS, OFF, read_query
 from .shared import DEFAULT_MODEL, MAX_CHARACTERS, MODEL_QUEUE, spec_of
@@ -35,7 +40,7 @@ from .turns import AT_ONCE, ModelEvents
 
 PLAN = (*CUT, *CHANNELS)
 OUTPUTS = (
-    *("alert", "status", "panes", "difference", "tiles", "figure", "timing", "facts"),
+    *("alert", "status", "pictures", "panes", "difference", "tiles", "figure", "timing", "facts"),
     *("download", "code", "link", "result", "cutoff", "notices", "fit", "fit_note"),
 )
 RECORDED, SPEC, COMMAND = recorded.load(recorded.RECORDED / f"compare-{DEFAULT_MODEL}.json")
@@ -50,8 +55,11 @@ leave out FFN channels while writing, and see beside the full model what that sa
 def form() -> dict:
     """The left column: the controls, by the name of their setting, and the HTML beside them."""
     c = {"model": model_picker(), "notices": gr.HTML(elem_classes="plain")}
-    titles = [f"{example['kind'].capitalize()} · {example['title']}" for example in EXAMPLES]
-    c["example"] = gr.Dropdown(titles, value=titles[0], type="index", label="Example", elem_id="example")
+    c["example"] = gr.Dropdown(
+        [(title, at) for at, title in enumerate(titles(EXAMPLES))], value=0, label="Example", elem_id="example"
+    )
+    c["asked"] = gr.State("")  # changes when an example asks for its model
+    c |= picture_box()
     c["prompt"] = gr.Textbox(
         EXAMPLES[0]["prompt"], label="Prompt", lines=6, max_lines=8, max_length=MAX_CHARACTERS, elem_id="prompt"
     )
@@ -84,6 +92,12 @@ def sampling_details() -> dict:
         with gr.Row():
             for name, value, label, info in row:
                 c[name] = gr.Number(value, label=label, info=info, min_width=100, elem_id=name)
+    c["image_tokens"] = gr.Number(
+        0,
+        label="Image tokens",
+        info="that each picture is scaled to. 0: as the model has it",
+        elem_id="image_tokens",
+    )
     c["stop"] = gr.Textbox(
         label="Stop strings, one a line", lines=1, max_lines=4, max_length=2000, elem_id="stop_strings"
     )
@@ -101,6 +115,7 @@ def results() -> dict:
     show = comparing.shown(RECORDED) | exports(RECORDED, "recorded")
     r = {"alert": gr.HTML(elem_classes="plain", elem_id="alert")}
     r["status"] = gr.HTML(recorded_status(), elem_classes="plain", elem_id="status")
+    r["pictures"] = gr.HTML(show["pictures"], elem_classes="plain", elem_id="pictures")
     r["panes"] = gr.HTML(show["panes"], elem_classes="plain", elem_id="panes")
     r["difference"] = gr.HTML(show["difference"], elem_classes="plain")
     r["tiles"] = gr.HTML(show["tiles"], elem_classes="plain", elem_id="tiles")
@@ -127,15 +142,28 @@ def recorded_status() -> str:
     return answers.status(text, "recorded")
 
 
-def chosen_example(index: int):
+def chosen_example(index: int, model):
+    """What an example sets: the prompt and its pictures, the answer's length, and the model if it names another one,
+    which is then to be loaded."""
     example = EXAMPLES[index or 0]
-    return example["prompt"], example["max_new_tokens"]
+    wanted = example.get("model", model)
+    asks = (gr.skip(), gr.skip()) if wanted == model else (wanted, f"{wanted} {uuid.uuid4()}")
+    return example["prompt"], pictures(example), example["max_new_tokens"], *asks
 
 
-def looked_ahead(model, prompt, style, *plan):
-    """What the plan would do, while its controls move."""
+def fitting_example(model, prompt, images):
+    """The example of a model that was picked, in place of one that was made for another."""
+    at = example_for(model, prompt, EXAMPLES, images)
+    if at is None:
+        return (gr.skip(),) * 4
+    return at, *chosen_example(at, model)[:3]
+
+
+def looked_ahead(model, prompt, style, *rest):
+    """What the plan would do, while its controls move. rest: the plan, then the pictures and their most tokens."""
+    plan, seen = rest[: len(PLAN)], rest[len(PLAN) :]
     try:
-        return foresee(model, prompt, read_plan(*plan), False if style == "plain" else None)
+        return foresee(model, prompt, read_plan(*plan), False if style == "plain" else None, *seen)
     except PopError as error:
         return answers.note(str(error), "problem")
 
@@ -172,18 +200,28 @@ def linked_status(model: str, cutoff: int, ratio: float) -> str:
 def wire(demo: gr.Blocks, c: dict, r: dict) -> None:
     """Connect the events. Events that run a model take turns; the others answer at once."""
     events = ModelEvents(c | r, NAMES, OUTPUTS)
-    ahead = [c[name] for name in ("model", "prompt", "style", *PLAN)]
+    ahead = [c[name] for name in ("model", "prompt", "style", *PLAN, "images", "image_tokens")]
     for triggers, work in (
         ([c["run"].click, c["prompt"].submit], comparing.run),
         ([c["fit_button"].click], comparing.fit),
-        ([c["model"].input], comparing.pick),
+        ([c["model"].input, c["asked"].change], comparing.pick),
     ):
-        events.connect(triggers, work).then(looked_ahead, ahead, c["forecast"], **AT_ONCE)
+        done = events.connect(triggers, work).then(looked_ahead, ahead, c["forecast"], **AT_ONCE)
+        done.then(picture_update, *pictures_seen(c), **AT_ONCE)
     events.connect_stop(demo)
-    moved = [c["prompt"].blur, *(c[name].change for name in ("style", *PLAN))]
+    moved = [c["prompt"].blur, *(c[name].change for name in ("style", *PLAN, "images", "image_tokens"))]
     gr.on(moved, looked_ahead, ahead, c["forecast"], trigger_mode="always_last", **AT_ONCE)
-    filled = c["example"].input(chosen_example, c["example"], [c["prompt"], c["max_new_tokens"]], **AT_ONCE)
-    filled.then(looked_ahead, ahead, c["forecast"], **AT_ONCE)
+    connect_pictures(c)
+    filled = [c[name] for name in ("prompt", "images", "max_new_tokens")]
+    chosen = [c["example"], c["model"]]
+    for choice in (
+        # in the queue, as only events of the queue tell the page that a State has changed
+        c["example"].input(chosen_example, chosen, [*filled, c["model"], c["asked"]], **AT_ONCE | {"queue": True}),
+        c["model"].input(
+            fitting_example, [c[name] for name in ("model", "prompt", "images")], [c["example"], *filled], **AT_ONCE
+        ),
+    ):
+        choice.then(looked_ahead, ahead, c["forecast"], **AT_ONCE)
     demo.load(opened, None, [*(c[name] for name in ("model", *PLAN)), r["alert"], r["status"]], **AT_ONCE)
     gr.api(api.compare, api_name="compare", **MODEL_QUEUE)
 

@@ -18,7 +18,7 @@ from pop_core.sentences import difference_sentence, duration, timing_sentence
 
 from . import answers
 from .background import watch
-from .controls import read_plan, read_prompt, whole_between
+from .controls import read_images, read_plan, read_prompt, whole_between
 from .export import exports
 from .links import CUT
 from .shared import watch_loading
@@ -29,7 +29,8 @@ MAX_REPEATS = 20
 
 @dataclass(frozen=True)
 class Settings:
-    """One comparison, checked. `chat` None takes the chat template where the model has one."""
+    """One comparison, checked as far as that goes without the model. `chat` None takes the chat template where the
+    model has one; images: paths, in front of the prompt; image_tokens: as for `Engine.encode`."""
 
     model: str
     prompt: str
@@ -37,14 +38,17 @@ class Settings:
     sampling: object
     chat: bool | None
     repeats: int
+    images: list[str]
+    image_tokens: int | None
 
 
 def read_settings(
     model, prompt, cutoff, kv, sinks, boundary, ratio, width, rescore,
-    max_new_tokens, temperature, top_p, top_k, seed, stop, style, repeats,
+    max_new_tokens, temperature, top_p, top_k, seed, stop, style, repeats, images=None, image_tokens=None,
 ) -> Settings:  # fmt: skip
     """Settings from raw values, a page's or anybody's. Raises `PopError` before any model is touched."""
-    from pop_core.sampling import Sampling  # needs torch
+    from pop_core.sampling import Sampling  # these two need torch
+    from pop_core.vision import checked_most
 
     prompt = read_prompt(prompt)
     if style not in (None, "chat", "plain"):
@@ -56,6 +60,8 @@ def read_settings(
         sampling=Sampling(max_new_tokens, temperature, top_p, top_k, seed, tuple(str(stop or "").splitlines())),
         chat=False if style == "plain" else None,
         repeats=whole_between(repeats, "number of repeats", 1, MAX_REPEATS),
+        images=read_images(images),
+        image_tokens=checked_most(image_tokens or None),
     )
 
 
@@ -73,16 +79,20 @@ def perform(raw: dict, stop: threading.Event, session: str) -> Iterator[dict]:
     settings = read_settings(**raw)
     engine = yield from statuses(watch_loading(settings.model, stop))
     yield model_shown(engine, settings.plan)
-    engine.check(settings.plan)
+    engine.check(settings.plan, bool(settings.images))
     plan, notice = usable_plan(engine, settings.plan)
     yield {"fit_note": answers.note(notice), "fit": gr.update(visible=bool(notice))}
+    looking = True  # what the pictures are is told once
     for progress, text in compare_progress(engine, replace(settings, plan=plan), stop):
         if progress.result:
             result = progress.result.to_dict()
             result["pruned"]["notices"] += [notice] if notice else []
+            result |= {"most_image_tokens": settings.image_tokens} if settings.image_tokens else {}
             yield shown(result) | exports(result, session) | {"status": ending(result)}
         elif progress.dense:
-            yield streamed(progress, text)
+            pictures = {"pictures": answers.pictures(progress.dense.pictures)} if looking else {}
+            yield streamed(progress, text) | pictures
+            looking = False
         else:
             yield {"status": answers.status(text)}
 
@@ -94,6 +104,7 @@ def compare_progress(engine, settings: Settings, stop: threading.Event):
     def work(post, checkpoint):
         rounds = -1  # the first measurement is of the agreement
         options = {"chat": settings.chat, "repeats": settings.repeats, "checkpoint": checkpoint}
+        options |= {"images": settings.images, "image_tokens": settings.image_tokens}
         for progress in compare_steps(engine, settings.prompt, settings.plan, settings.sampling, **options):
             rounds += progress.phase == "measuring"
             post((progress, describe(progress, rounds, settings)))
@@ -136,7 +147,7 @@ def needs_fit(engine, plan: Plan) -> bool:
         return False
     from pop_core import kv_fit
 
-    return not kv_fit.is_fitted(engine.loaded.identity(), cut.cutoff)
+    return not kv_fit.is_fitted(engine, cut.cutoff)
 
 
 def fit(raw: dict, previous: dict, stop: threading.Event, session: str) -> Iterator[dict]:
@@ -184,6 +195,7 @@ def model_shown(engine, plan: Plan | None) -> dict:
 def shown(result: dict) -> dict:
     """A finished comparison, or what there is of a stopped one."""
     return {
+        "pictures": answers.pictures(result["dense"].get("pictures", [])),
         "panes": answers.panes(result["dense"], result["pruned"], finished=True),
         "difference": answers.note(difference_sentence(result)),
         "figure": timing_figure(result),

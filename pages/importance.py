@@ -6,17 +6,21 @@ from pop_core.errors import PopError
 from pop_core.importance import TOLERANCE
 from pop_core.importance_plots import layers_preview
 
-from . import analysing, answers
-from .analysing import ALL_KINDS, CHOICES, FILE, NAMES, OWN_TEXT
-from .controls import model_picker, run_buttons, slider, two_columns
+from . import analysing, analysis_settings, answers
+from .analysis_settings import ALL_KINDS, CHOICES, FILE, NAMES, OWN_TEXT, PICTURE, PICTURES, SCENES
+from .controls import may_see, model_picker, picture_controls, run_buttons, seen_pictures, slider, two_columns
 from .links import read_model
 from .results import Results, heading
 from .shared import DEFAULT_MODEL, IMPORTANCE, MAX_CHARACTERS, MODELS, spec_of
 from .turns import AT_ONCE, ModelEvents
 
 FIGURES = ("caption", "preview", "layers", "layers_note", "choice", "curve", "curve_note", "report")
+OVERLAY = ("overlay", "overlay_note")
+PICTURE_PARTS = ("over", "pictures", "layer", *OVERLAY)  # there for results with pictures only
 REST = ("ablation", "ablation_note", "tokens", "tokens_note", "table", "facts", "json", "csv", "result")
-OUTPUTS = ("alert", "status", "notices", *FIGURES, *REST)
+OUTPUTS = ("alert", "status", "notices", *FIGURES, *REST, *PICTURE_PARTS)
+SOURCE_PARTS = ("own", "file", "images", "question", "seen", "prompt_tokens")  # of which each source has its own
+SEES_SHAPES = "shapes-vl"  # knows the words about generated pictures, and no others
 FLOAT32 = 4  # bytes a number, of an embedded model that is not loaded yet
 INTRO = """<header class="intro"><p class="brand">POP Studio</p>
 <h1>Which layers read, and which write</h1>
@@ -42,8 +46,16 @@ def form() -> dict:
     c["file"] = gr.File(
         label="A UTF-8 text file, 1 MB at most", file_types=["text"], height=120, visible=False, elem_id="file"
     )
+    c |= picture_controls()
+    c["question"] = gr.Textbox(
+        label="Your question",
+        info="The model's own answer to it is what it writes in every sample.",
+        max_length=MAX_CHARACTERS,
+        visible=False,
+        elem_id="question",
+    )
     with gr.Row():
-        c["samples"] = gr.Number(16, label="Samples", info="pieces of the text", min_width=90, elem_id="samples")
+        c["samples"] = gr.Number(16, label="Samples", info="prompts read", min_width=90, elem_id="samples")
         c["prompt_tokens"] = gr.Number(128, label="Prompt", info="tokens read", min_width=90, elem_id="prompt_tokens")
         c["new_tokens"] = gr.Number(32, label="Answer", info="tokens written", min_width=90, elem_id="new_tokens")
     c["ahead"] = gr.HTML(looked_ahead(DEFAULT_MODEL, 16, 128, 32, 0), elem_classes="plain", elem_id="ahead")
@@ -90,6 +102,12 @@ def column() -> dict:
     with gr.Column(elem_classes="sideways", elem_id="sideways"):
         results.plot("tokens")
     results.words("tokens_note")
+    with gr.Column(visible=False, elem_id="over") as r["over"]:
+        heading("The same over the picture")
+        results.words("pictures")
+        r["layer"] = slider(0, 1, value=0, step=1, label="Layer", elem_id="layer")
+        results.plot("overlay")
+        results.words("overlay_note")
     with gr.Accordion("The numbers as a table", open=False, elem_id="numbers"):
         results.table("table")
     with gr.Accordion("Details of the analysis", open=False):
@@ -121,19 +139,36 @@ def picked(model, tolerance) -> dict:
     return {"status": answers.status(text, "recorded"), "alert": "", "notices": ""}
 
 
-def looked_ahead(model, samples, prompt_tokens, new_tokens, ablated) -> str:
+def looked_ahead(model, samples, prompt_tokens, new_tokens, ablated, source=ALL_KINDS) -> str:
     """What an analysis would need, while its settings change."""
-    raw = dict(model=model, source=ALL_KINDS, own="", file=None, seed=0, tolerance=100 * TOLERANCE)
+    raw = dict(model=model, source=SCENES if source in PICTURES else ALL_KINDS, own="", file=None, images=None)
+    raw |= dict(question="", seed=0, tolerance=100 * TOLERANCE)
     raw |= dict(samples=samples, prompt_tokens=prompt_tokens, new_tokens=new_tokens, ablated=ablated)
     engine, spec = MODELS.loaded(model), spec_of(model)
     try:
-        settings = analysing.read_settings(**raw)
-        if spec is None:
+        if source in PICTURES and not may_see(model):
+            raise PopError(f"{model} reads text only and cannot see a picture; pick {SEES_SHAPES}, or a text.")
+        settings = analysis_settings.read_settings(**raw)
+        if spec is None and source not in PICTURES:
             return answers.note("How much memory this takes is known once the model is loaded.")
         itemsize = engine.loaded.dtype.itemsize if engine else FLOAT32
-        return answers.note(analysing.looked_ahead(spec, itemsize, settings))
+        return answers.note(analysis_settings.looked_ahead(spec, itemsize, settings))
     except PopError as error:
         return answers.note(str(error), "problem")
+
+
+def fitting_source(model, source) -> str:
+    """What to read with a model that was just picked: the source that there is, if it can use it."""
+    if model == SEES_SHAPES and source not in PICTURES:
+        return SCENES
+    return ALL_KINDS if source in PICTURES and not may_see(model) else source
+
+
+def source_parts(source) -> list[dict]:
+    """Updates of `SOURCE_PARTS`."""
+    of_picture = source == PICTURE
+    seen = (source == OWN_TEXT, source == FILE, of_picture, of_picture, of_picture, source not in PICTURES)
+    return [gr.update(visible=visible) for visible in seen]
 
 
 def wire(demo: gr.Blocks, c: dict, r: dict) -> None:
@@ -147,6 +182,9 @@ def wire(demo: gr.Blocks, c: dict, r: dict) -> None:
     def picked_in(model, tolerance, request: gr.Request):
         return events.when_idle(picked, model, tolerance, request=request)
 
+    def moved_layer(result, layer, request: gr.Request):
+        return events.when_idle(lambda *two: analysing.in_layer(*two) | {"alert": ""}, result, layer, request=request)
+
     def moved_meanwhile(result, tolerance, request: gr.Request):
         """The slider may have moved while the analysis ran with what it was before."""
         moved = tolerance != 100 * result["tolerance"]
@@ -156,7 +194,7 @@ def wire(demo: gr.Blocks, c: dict, r: dict) -> None:
         if "model" not in request.query_params:
             return gr.skip()
         model, sentence = read_model(dict(request.query_params))
-        shown = picked(model, 100 * TOLERANCE) | {"model": model}
+        shown = picked(model, 100 * TOLERANCE) | {"model": model, "source": fitting_source(model, ALL_KINDS)}
         return events.named(shown | {"alert": answers.alert(sentence)})
 
     def reported(result, tolerance, request: gr.Request):
@@ -167,17 +205,19 @@ def wire(demo: gr.Blocks, c: dict, r: dict) -> None:
     events.connect([c["run"].click], analysing.run).then(moved_meanwhile, tolerance, shown, **AT_ONCE)
     events.connect_stop(demo)
     c["model"].input(picked_in, [c["model"], r["tolerance"]], outputs, **AT_ONCE)
-    c["source"].change(
-        lambda source: (gr.update(visible=source == OWN_TEXT), gr.update(visible=source == FILE)),
-        c["source"],
-        [c["own"], c["file"]],
-        **AT_ONCE,
+    c["model"].input(fitting_source, [c["model"], c["source"]], c["source"], **AT_ONCE)
+    c["source"].change(source_parts, c["source"], [c[name] for name in SOURCE_PARTS], **AT_ONCE)
+    looked_at = [c["model"], c["images"]]
+    gr.on(
+        [part.change for part in looked_at], seen_pictures, looked_at, c["seen"], trigger_mode="always_last", **AT_ONCE
     )
-    ahead = [c[name] for name in ("model", "samples", "prompt_tokens", "new_tokens", "ablated")]
+    ahead = [c[name] for name in ("model", "samples", "prompt_tokens", "new_tokens", "ablated", "source")]
     gr.on([part.change for part in ahead], looked_ahead, ahead, c["ahead"], trigger_mode="always_last", **AT_ONCE)
     r["tolerance"].change(chosen, tolerance, shown, trigger_mode="always_last", **AT_ONCE)
+    over = [r["result"], r["layer"]], [r[name] for name in ("alert", *OVERLAY)]
+    r["layer"].input(moved_layer, *over, trigger_mode="always_last", **AT_ONCE)
     r["make_report"].click(reported, tolerance, r["report"], **AT_ONCE)
-    demo.load(opened, None, [c["model"], *outputs], **AT_ONCE)
+    demo.load(opened, None, [c["model"], c["source"], *outputs], **AT_ONCE)
 
 
 with gr.Blocks(title="Importance · POP Studio", delete_cache=(3600, 3600), analytics_enabled=False) as demo:

@@ -25,13 +25,16 @@ EMBEDDED = {
     "smollm2": "SmolLM2-135M-Instruct",
     "gemma3-270m": "Gemma-3-270M (base)",
     "stories-moe": "Stories-MoE, a small mixture of experts",
+    "shapes-vl": "Shapes-VL, sees coloured shapes",
 }
-IMPORTANCE = {name: recorded.load(recorded.RECORDED / f"importance-{name}.json") for name in EMBEDDED}
+IMPORTANCE = {
+    name: recorded.load(path) for name in EMBEDDED if (path := recorded.RECORDED / f"importance-{name}.json").exists()
+}
 BEGINNING = 0.0, "Loading the model"
 HUB_NAME = r"(https?://)?[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)+/?"
 
 NO_LOCAL_FILES = (
-    "Local folders and files cannot be opened on a public Space; use smollm2, gemma3-270m, stories-moe or a hub model "
+    f"Local folders and files cannot be opened on a public Space; use {', '.join(EMBEDDED)} or a hub model "
     "as owner/name."
 )
 UNEXPECTED = "Something went wrong that this page did not foresee; the details are in the server's log."
@@ -76,9 +79,9 @@ MODELS = Models()
 
 
 def spec_of(model):
-    """The shape of a model in memory or of an embedded one; None for one that nobody has loaded yet."""
+    """The shape of a model in memory or of a recorded one; None for one that nobody has loaded yet."""
     engine = MODELS.loaded(model)
-    return engine.spec if engine else IMPORTANCE[model][1] if model in tuple(EMBEDDED) else None
+    return engine.spec if engine else IMPORTANCE[model][1] if model in tuple(IMPORTANCE) else None
 
 
 def watch_loading(name: str, stop: threading.Event) -> Iterator[tuple[float, str]]:

@@ -26,6 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, Cancelled):
         print("stopped", file=sys.stderr)
         return 130
+    result = _without_thumbnails(result)
     print(json.dumps(result, allow_nan=False) if options.json else options.show(result))
     return 0
 
@@ -47,7 +48,7 @@ def build_parser() -> command_options.Parser:
 def _generate(options) -> dict:
     engine = _engine(options)
     run = engine.generate(_text(options), plan_of(options), sampling_of(options), _chat(options), **_pictures(options))
-    return _without_thumbnails(run.to_dict())
+    return run.to_dict()
 
 
 def _compare(options) -> dict:
@@ -62,11 +63,12 @@ def _compare(options) -> dict:
         repeats=options.repeats,
         **_pictures(options),
     )
-    return _without_thumbnails(result.to_dict())
+    return result.to_dict()
 
 
 def _quality(options) -> dict:
     from . import quality, scene_quality
+    from .samples import text_samples
 
     if options.scenes is not None:
         if options.image:
@@ -74,37 +76,53 @@ def _quality(options) -> dict:
         engine = _engine(options)
         return scene_quality.measure_scenes(engine, options.scenes, [plan_of(options)], progress=_progress)[0].to_dict()
     engine, counts = _engine(options), (options.prompt_tokens, options.new_tokens, options.segments)
-    segments = quality.text_segments(engine, _file(options.text), *counts)
-    return quality.measure(engine, segments, options.prompt_tokens, [plan_of(options)])[0].to_dict()
+    samples = text_samples(engine, _file(options.text), *counts, **_pictures(options), spread=False)
+    return quality.measure(engine, samples, [plan_of(options)])[0].to_dict()
 
 
 def _importance(options) -> dict:
-    from . import calibration
     from .analysis import analyse_steps
     from .importance import TOLERANCE, checked_tolerance
-    from .quality import text_segments
 
     tolerance = TOLERANCE if options.tolerance is None else checked_tolerance(options.tolerance)
-    text = calibration.read_all() if options.text is None else _file(options.text)
+    if options.scenes and options.image:
+        raise PopError("With --scenes the pictures are generated: leave out --image.")
+    given = None if options.text is None else _file(options.text)
     engine = _load(options)
-    counts = options.prompt_tokens, options.new_tokens, options.samples
-    samples = text_segments(engine, text, *counts, spread=True)
     with _interruptible() as checkpoint:
+        samples, text = _samples(engine, options, given, checkpoint)
         steps = analyse_steps(
             engine,
             samples,
-            options.prompt_tokens,
             seed=options.seed,
             ablation=options.samples if options.ablation is True else options.ablation,
             tolerance=tolerance,
             recompute=options.recompute,
-            text=options.text or "calibration text, all kinds",
+            text=text,
             checkpoint=checkpoint,
         )
         for progress in steps:
             done = f"{progress.phase}: {progress.done} of {progress.total} samples"
             _progress(progress.done / progress.total, done)
         return progress.snapshot().to_dict()
+
+
+def _samples(engine, options, given: str | None, checkpoint) -> tuple[list, str]:
+    """What an analysis reads, and its name. given: the text of a file."""
+    from . import calibration
+    from .samples import image_samples, text_samples
+
+    count, pictures = options.samples, _pictures(options)
+    if options.prompt is not None:
+        prompt = [(pictures["images"], options.prompt, None)]
+        return image_samples(engine, prompt, options.new_tokens, checkpoint, options.image_tokens) * count, "one prompt"
+    wordless = given is None and not options.image and calibration.knows_no_text(engine)
+    if options.scenes or wordless:
+        scenes = calibration.scene_prompts(count)
+        return image_samples(engine, scenes, calibration.SCENE_ANSWER, checkpoint), "generated pictures with questions"
+    text = calibration.read_all() if given is None else given
+    samples = text_samples(engine, text, options.prompt_tokens, options.new_tokens, count, **pictures)
+    return samples, options.text or "calibration text, all kinds"
 
 
 def _importance_text(result: dict) -> str:

@@ -13,13 +13,13 @@
 The ratio is the same for all FFNs but FLAP's. An expert that no token of the text reached stays whole.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import cosine_similarity
 
-from .calibration import calibration_segments
+from .calibration import Calibration
 from .channels import StaticChannels
 from .decoder import Decoder, Positions
 from .ffn import FfnWeights
@@ -27,20 +27,20 @@ from .plan import FLAP, WANDA_SP, Baseline, Plan
 from .prefill import CausalAttention
 from .stopping import Checkpoint, carry_on
 
-TEXTS = 14  # segments of the calibration text, a third of it
+TEXTS = 14  # segments of the calibration text, a third of it; of texts and pictures also a third
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of the calibration text. influence: of each layer. moments: by layer and FFN, the tokens that reached it, and
-    the mean and the mean square of each channel's activations, `[channels]` float64."""
+    """Of what the model is calibrated on. influence: of each layer. moments: by layer and FFN, the tokens that reached
+    it, and the mean and the mean square of each channel's activations, `[channels]` float64."""
 
     influence: list[float]
     moments: list[list[tuple[int, torch.Tensor, torch.Tensor]]]
 
 
 def ensure(engine, plan: Plan, progress=None, checkpoint: Checkpoint = carry_on) -> None:
-    """Read the calibration text, once for a model, if a plan needs it. progress: called with a fraction and a sentence.
+    """Read what the model is calibrated on, once, if a plan needs it. progress: called with a fraction and a sentence.
 
     Raises `PopError` for packed or offloaded weights.
     """
@@ -54,20 +54,21 @@ def ensure_steps(engine, plan: Plan, checkpoint: Checkpoint = carry_on) -> Itera
     if not plan.static or engine.statistics:
         return
     engine.require_readable("This baseline", "run it without")
-    texts = calibration_segments(engine.loaded.tokenizer)
-    chosen = [texts[at * len(texts) // TEXTS] for at in range(min(TEXTS, len(texts)))]
+    samples = Calibration(engine)
+    number = -(-len(samples) // 3) if samples.scenes else min(TEXTS, len(samples))
+    chosen = (samples[at * len(samples) // number] for at in range(number))
     statistics = None
     with engine.exclusive(checkpoint):
-        for count, statistics in enumerate(calibrate(engine.decoder, chosen), start=1):  # noqa: B007
+        for count, statistics in enumerate(calibrate(engine, chosen), start=1):  # noqa: B007
             checkpoint()
-            yield count / len(chosen)
+            yield count / number
         engine.statistics = statistics
 
 
 @torch.inference_mode()
-def calibrate(decoder: Decoder, texts: list[list[int]]) -> Iterator[Statistics]:
-    """The statistics of texts of token ids, after each of them."""
-    spec, device = decoder.spec, decoder.devices[0]
+def calibrate(engine, samples: Iterable) -> Iterator[Statistics]:
+    """The statistics of `samples.Sample`s, after each of them."""
+    decoder, spec, device = engine.decoder, engine.spec, engine.decoder.devices[0]
     changes, tokens = [0.0] * spec.layers, 0
     sums = [[torch.zeros(3, ffn.channels, dtype=torch.float64) for ffn in ffns] for ffns in decoder.ffns]
 
@@ -76,16 +77,16 @@ def calibrate(decoder: Decoder, texts: list[list[int]]) -> Iterator[Statistics]:
         ones = hidden.new_full((hidden.shape[1],), len(hidden))
         sums[i][e] += torch.stack((ones, hidden.sum(0), hidden.square().sum(0))).cpu()
 
-    for text in texts:
-        ids = torch.tensor([text], device=device)
-        positions = Positions.build(decoder, len(text), device)
-        attend, rope = CausalAttention(decoder, positions, len(text)), positions.span(0, len(text))
-        h = decoder.embed(ids)
+    for sample in samples:
+        sight, length = engine.look(sample.prompt) if sample.prompt else None, len(sample.ids)
+        positions = Positions.build(decoder, length, device, sight=sight)
+        attend, rope = CausalAttention(decoder, positions, length), positions.span(0, length)
+        h = decoder.embed(torch.tensor([sample.ids], device=device), sight)
         for i in range(spec.layers):
-            before, h = h, decoder.block(i, h, rope, attend, ffn=lambda i, x: decoder.ffn(i, x, see))
+            before, h = h, decoder.block(i, h, rope, attend, ffn=lambda i, x: decoder.ffn(i, x, see), sight=sight)
             change = 1 - cosine_similarity(before[0].float(), h[0].to(before.device).float(), dim=-1)
             changes[i] += change.sum().item()
-        tokens += len(text)
+        tokens += length
         yield Statistics([change / tokens for change in changes], [[_moments(s) for s in row] for row in sums])
 
 

@@ -21,7 +21,7 @@ from .channel_view import (
     step_overlaps,
 )
 from .plan import ALL, CANDIDATES, NONE
-from .sentences import difference_sentence
+from .sentences import difference_sentence, picture_facts
 from .units import count, date, percent
 
 NEAR = 0.02  # an overlap that is no further from chance is called chance
@@ -226,6 +226,7 @@ def facts(result: dict) -> list[tuple[str, str]]:
         ("Model", result["model"]),
         ("Prompt", f"“{' '.join(pruned['prompt'].split())[:48]}…”"),
         ("Its length", f"{count(pruned['prompt_tokens'], 'token')}, {'chat template' if pruned['chat'] else 'plain'}"),
+        *picture_facts(pruned),
         ("Prune ratio, of each FFN", percent(chosen["ratio"])),
         *width,
         ("Re-scored at every token", chosen["rescore"]),

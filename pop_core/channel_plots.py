@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 
 from .channel_findings import why_no_choice, why_no_map
 from .channel_view import chance, channels, kept_bits, layers, mixtures, ranked, single, step_overlaps
-from .findings import percent, visible
+from .findings import percent
 from .log_scale import figures, log_range, ticks
 from .plots import (
     DENSE_COLOUR,
@@ -23,6 +23,7 @@ from .plots import (
     escaped,
     sentence_figure,
 )
+from .token_findings import visible
 
 SCALE = "Cividis"
 RETAINED_COLOUR, GONE_COLOUR = DENSE_COLOUR, "rgba(128, 128, 128, 0.55)"

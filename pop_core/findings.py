@@ -5,17 +5,14 @@ Everything here takes `Importance.to_dict()` (or a recorded one) and returns pla
 
 import math
 import statistics
-import unicodedata
 
-from .importance import BRANCHES, STAGES, kl_at, ratios, recommend, skipped_share, third_ratios, total
+from .importance import STAGES, kl_at, ratios, recommended, skipped_share, third_ratios, total
 from .units import count, date, duration, percent, times
 
 FEW_SAMPLES = 8
 NOISE_KL = 1e-6  # a divergence below this is what float32 makes of nothing
 LEAN = 1.1  # a depth contrast closer to 1 than this is called no change
 ALIKE, BROADLY = 0.8, 0.5  # rank correlations from which two orders are called nearly alike, or alike broadly
-LONGEST_PIECE = 12  # characters of a token that are shown
-MARKS = {" ": "·", "\n": "⏎", "\r": "␍", "\t": "⇥"}
 
 
 def layers_sentence(result: dict, cutoff: int | None) -> str:
@@ -78,9 +75,12 @@ def _depth(layers: list[dict]) -> str:
 def curve_sentence(result: dict, cutoff: int | None, tolerance: float, speedup: float | None, tokens: int) -> str:
     """Under the curve: what a cutoff skips, may gain and really cost, and whether it is the recommended one."""
     layers = result["layers"]
-    last, shares, best = len(layers) - 1, skipped_share(layers), recommend(layers, tolerance)
+    last, shares, best = len(layers) - 1, skipped_share(layers), recommended(result, tolerance)
     if best is None:
         advice = f"No cutoff is recommended: {why_no_shares(layers)}."
+    elif shares[best - 1] <= tolerance and best > 1:
+        advice = f"Cutoff {best} is the lowest that a prompt with pictures can have (DeepStack)"
+        advice += f", and it skips {percent(shares[best])} of the reading importance."
     else:
         advice = f"Cutoff {best} is the lowest that skips at most {percent(tolerance)} of the reading importance"
         advice += f": it skips {percent(shares[best])}." if cutoff in (None, best) else "."
@@ -164,59 +164,12 @@ def _verdict(value: float | None) -> str:
     return "agree broadly" if value >= BROADLY else "do not agree well"
 
 
-def tokens_sentence(result: dict) -> str:
-    """Under the token map: which prompt token weighs most, and whether the deep layers look at the writing ones."""
-    shown = result["token_map"]
-    values, boundary, pieces = token_totals(shown), shown["boundary"], shown["pieces"]
-    caution = "This is one sample and one draw of labels; another may look different."
-    if not pieces or not values:
-        return "The map is empty."
-    if any(value is None for row in values for value in row):
-        return f"Some values of the map are not finite numbers, so nothing is added up here. {caution}"
-    said = []
-    columns = [math.fsum(column) for column in zip(*values, strict=True)]
-    if any(columns[:boundary]):
-        top = max(range(min(boundary, len(columns))), key=columns.__getitem__)
-        layer = max(range(len(values)), key=lambda at: values[at][top])
-        said.append(
-            f"Of the prompt's tokens “{visible(pieces[top])}”, number {shown['first'] + top + 1}, weighs most, most of "
-            f"all in layer {layer}."
-        )
-    elif boundary:
-        said.append("No token of the prompt but the last has any importance in this map.")
-    deep = values[-max(1, len(values) // 3) :]
-    whole = math.fsum(map(math.fsum, deep))
-    if whole and boundary:
-        share = math.fsum(math.fsum(row[boundary:]) for row in deep) / whole
-        where = "In the last third of the layers" if len(values) > 2 else "In the last layer"
-        said.append(f"{where} {percent(share)} of the map's sum lies in the last prompt token and the written ones.")
-    return " ".join([*said, caution])
-
-
-def token_totals(shown: dict) -> list[list[float | None]]:
-    """Attention plus FFN of a token map, `[layers][tokens]`, None where a part or the sum is not finite."""
-    both = zip(*(shown[branch] for branch in BRANCHES), strict=True)
-    return [[_together(*pair) for pair in zip(*rows, strict=True)] for rows in both]
-
-
-def _together(attention: float | None, ffn: float | None) -> float | None:
-    if attention is None or ffn is None:
-        return None
-    return attention + ffn if math.isfinite(attention + ffn) else None
-
-
-def visible(piece: str) -> str:
-    """A token as a label: blanks and controls made visible, at most 12 characters. Not escaped."""
-    clear = "".join(MARKS.get(c) or ("▯" if unicodedata.category(c)[0] in "CZ" else c) for c in piece)
-    return (clear if len(clear) <= LONGEST_PIECE else clear[: LONGEST_PIECE - 1] + "…") or "∅"
-
-
 def caption(result: dict) -> str:
     """Whose numbers these are, for the line above the figures."""
-    return (
-        f"{result['model']}: {_done(result)} of {result['prompt_tokens']} + {result['new_tokens']} tokens, "
-        f"{date(result['date'])}, {result['machine']}"
-    )
+    tokens = f"{result['prompt_tokens']} + {result['new_tokens']} tokens"
+    if result.get("image_tokens"):
+        tokens = f"about {tokens}, {result['image_tokens']:,.0f} of them of pictures"
+    return f"{result['model']}: {_done(result)} of {tokens}, {date(result['date'])}, {result['machine']}"
 
 
 def ending(result: dict) -> str:
@@ -251,7 +204,7 @@ def facts(result: dict) -> list[tuple[str, str]]:
         ("Model", result["model"]),
         ("Text", result["text"] or "not named"),
         ("Samples", done),
-        ("Length of each", f"{count(result['prompt_tokens'], 'prompt token')}, {result['new_tokens']:,} written"),
+        _length(result),
         ("Loss of the drawn labels", "n/a" if not _finite(loss) else f"{loss:.2f} nats a token"),
         ("Cost", spent if cost is None else f"{plain(cost)} plain forwards a sample, {spent}"),
         ("Layers computed again on the way back", "yes, to save memory" if result["recompute"] else "no"),
@@ -262,6 +215,13 @@ def facts(result: dict) -> list[tuple[str, str]]:
     if ablation:
         lines.insert(6, ("Ablation", f"{count(ablation['samples'], 'sample')}, {duration(ablation['seconds'])}"))
     return lines
+
+
+def _length(result: dict) -> tuple[str, str]:
+    length = f"{count(result['prompt_tokens'], 'prompt token')}, {result['new_tokens']:,} written"
+    if not result.get("image_tokens"):
+        return "Length of each", length
+    return "Mean length", f"{length}; of the prompt {count(round(result['image_tokens']), 'image token')}"
 
 
 def uncertain(result: dict) -> str:

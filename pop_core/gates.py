@@ -27,11 +27,13 @@ ATTENTION, FFN = 0, 1  # the branches, in the order of a gate tensor's second di
 
 @dataclass(frozen=True)
 class GateGradients:
-    """`dLoss/dg` of one sample. by_token: `[layers, 2, T]` float64 on the CPU. loss: mean over the labels, in nats."""
+    """`dLoss/dg` of one sample. by_token: `[layers, 2, T]` float64 on the CPU. loss: mean over the labels, in nats.
+    seen: the slots of the image tokens before the boundary."""
 
     by_token: torch.Tensor
     boundary: int
     loss: float
+    seen: tuple[int, ...] = ()
 
     @property
     def prefill(self) -> torch.Tensor:
@@ -39,8 +41,19 @@ class GateGradients:
         return self.by_token[..., : self.boundary].sum(-1)
 
     @property
+    def image(self) -> torch.Tensor:
+        """The same, shared by the image tokens among them."""
+        return self.by_token[..., list(self.seen)].sum(-1)
+
+    @property
+    def text(self) -> torch.Tensor:
+        """The same, shared by the others: with `image` it adds up to `prefill`."""
+        others = sorted({*range(self.boundary)} - {*self.seen})
+        return self.by_token[..., others].sum(-1)
+
+    @property
     def decode(self) -> torch.Tensor:
-        """The same for the boundary token and those after it."""
+        """The same of the boundary token and those after it."""
         return self.by_token[..., self.boundary :].sum(-1)
 
 
@@ -69,7 +82,8 @@ def gate_gradients(
         labels = draw(logits.detach(), generator)
         loss = cross_entropy(logits, labels, reduction="sum")
         (gradient,) = torch.autograd.grad(loss, gates)
-    return GateGradients(gradient.double().cpu(), boundary, loss.item() / len(labels))
+    seen = () if sight is None else tuple(slot for slot in sight.slots.tolist() if slot < boundary)
+    return GateGradients(gradient.double().cpu(), boundary, loss.item() / len(labels), seen)
 
 
 def gated_logits(

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from .errors import PopError
 
 STAGES, BRANCHES = ("prefill", "decode"), ("attention", "ffn")
+KINDS = ("image", "text")  # of the tokens that are read, where there are pictures
 MOST_TOKENS = 4096  # of one sample: the backward pass keeps what every layer did with each of them
 MOST_SAMPLES = 2000
 TOLERANCE = 0.05  # share of the prefill importance that a recommended cutoff may skip
@@ -19,13 +20,19 @@ class Importance:
     """What an analysis found. Importances are `1/2 E[g^2]` in nats of the whole continuation (arXiv 2602.03295).
 
     layers: one entry a layer, `{layer, prefill_attention, prefill_ffn, decode_attention, decode_ffn, prefill_se,
-    decode_se}`, the standard errors those of attention plus FFN. samples: how many of `requested` were done. loss: of
+    decode_se}`, the standard errors those of attention plus FFN; with pictures also `image_*` and `text_*`, for gates
+    that the image tokens and the text tokens of the prompt share. prompt_tokens, new_tokens: where samples have
+    pictures, the mean, rounded. samples: how many of `requested` were done. loss: of
     the drawn labels, nats a token. seconds: without ablation. forward_equivalents: cost over plain forwards of the same
     tokens. cut_kl: `{cutoff, kl}` really measured with own projections on `cut_samples` of the samples, nats a token.
     predicted: `{cutoff, speedup}` of the prefill by arithmetic, at `predicted_tokens` prompt tokens. token_map:
     importance by token of the first sample (see `analysis.py`). ablation: what leaving out each layer really does, or
     None. spearman_*: of gates against ablation over the layers. complete: False when it was stopped, in the phase
     `stopped_in` ("gates", "cutoffs" or "ablation").
+
+    Only with pictures: image_tokens: mean of a sample. pictures: of the first sample, as in `vision.Pixels.facts`, with
+    larger thumbnails, to lay the map over. cutoffs_by_kind: see `cutoffs_by_kind`. lowest_cutoff: that prompts like
+    these can have (DeepStack).
     """
 
     model: str
@@ -59,21 +66,27 @@ class Importance:
     complete: bool
     stopped_in: str | None = None
     notices: list[str] = field(default_factory=list)
+    image_tokens: float = 0.0
+    pictures: list[dict] = field(default_factory=list)
+    cutoffs_by_kind: dict | None = None
+    lowest_cutoff: int = 1
 
     def to_dict(self) -> dict:
         return asdict(self)
 
 
-def by_layer(prefill: list[list], decode: list[list]) -> list[dict]:
-    """The `layers` of an `Importance` from gradients `[samples][layers][2]` of each stage.
+def by_layer(prefill: list[list], decode: list[list], **kinds: list[list]) -> list[dict]:
+    """The `layers` of an `Importance` from gradients `[samples][layers][2]` of each stage; kinds: those of "image" and
+    "text".
 
     Sums are exact before they are rounded, so the order of the samples changes nothing.
     """
+    stages = {"prefill": prefill, "decode": decode} | kinds
     entries = []
     for layer in range(len(prefill[0])):
         entry = {"layer": layer}
         errors = {}
-        for stage, gradients in zip(STAGES, (prefill, decode), strict=True):
+        for stage, gradients in stages.items():
             squares = [[g * g / 2 for g in sample[layer]] for sample in gradients]
             for branch, values in zip(BRANCHES, zip(*squares, strict=True), strict=True):
                 entry[f"{stage}_{branch}"] = mean_and_error(values)[0]
@@ -96,7 +109,7 @@ def mean_and_error(values) -> tuple[float | None, float | None]:
 
 
 def total(entry: dict, stage: str) -> float | None:
-    """Attention plus FFN of a layer in "prefill" or "decode", None where either is unknown."""
+    """Attention plus FFN of a layer in a stage, or for "image" or "text", None where either is unknown."""
     parts = [entry[f"{stage}_{branch}"] for branch in BRANCHES]
     return None if None in parts or not math.isfinite(sum(parts)) else sum(parts)
 
@@ -128,24 +141,42 @@ def third_ratios(layers: list[dict]) -> tuple[float | None, float | None]:
     return first, last
 
 
-def skipped_share(layers: list[dict]) -> list[float] | None:
-    """For each cutoff `0 .. L`, the share of the prefill importance in the layers from it up; None if that is unknown
-    because a value is, or because all are 0."""
-    values = [total(entry, "prefill") for entry in layers]
+def skipped_share(layers: list[dict], kind: str = "prefill") -> list[float] | None:
+    """For each cutoff `0 .. L`, the share of the prefill importance, or of one kind's, in the layers from it up; None
+    if that is unknown because a value is, or because all are 0."""
+    values = [total(entry, kind) for entry in layers]
     if None in values or not 0 < sum(values) < math.inf:
         return None
     whole = math.fsum(values)
     return [math.fsum(values[cutoff:]) / whole for cutoff in range(len(values) + 1)]
 
 
-def recommend(layers: list[dict], tolerance: float) -> int | None:
-    """The lowest cutoff that skips at most a `tolerance` share of the prefill importance (arXiv 2602.03295 skips what
-    matters little; the rule is ours). At least 1; None where the shares are unknown.
+def recommend(layers: list[dict], tolerance: float, kind: str = "prefill", least: int = 1) -> int | None:
+    """The lowest cutoff, at least `least`, that skips at most a `tolerance` share of the prefill importance, or of one
+    kind's (arXiv 2602.03295 skips what matters little; the rule is ours). None where the shares are unknown.
 
     Raises `PopError` unless the tolerance is a number from 0 to 1.
     """
-    tolerance, shares = checked_tolerance(tolerance), skipped_share(layers)
-    return None if shares is None else max(1, next(c for c, share in enumerate(shares) if share <= tolerance))
+    tolerance, shares = checked_tolerance(tolerance), skipped_share(layers, kind)
+    return None if shares is None else max(least, next(c for c, share in enumerate(shares) if share <= tolerance))
+
+
+def recommended(result: dict, tolerance: float) -> int | None:
+    """`recommend` for a whole result, which knows what cutoffs its prompts can have."""
+    return recommend(result["layers"], tolerance, least=result.get("lowest_cutoff", 1))
+
+
+def cutoffs_by_kind(layers: list[dict], tolerance: float) -> dict | None:
+    """`recommend` for the importance of image tokens alone, and of text tokens alone, as `{"image", "text"}`; None
+    where the kinds were not told apart."""
+    if not has_kinds(layers):
+        return None
+    return {kind: recommend(layers, tolerance, kind) for kind in KINDS}
+
+
+def has_kinds(layers: list[dict]) -> bool:
+    """Whether image tokens and text tokens were told apart."""
+    return f"{KINDS[0]}_se" in layers[0]
 
 
 def checked_tolerance(value) -> float:

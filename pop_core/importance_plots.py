@@ -10,44 +10,48 @@ import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 from plotly.subplots import make_subplots
 
-from .findings import percent, token_totals, visible, why_no_shares
-from .importance import BRANCHES, STAGES, ratios, skipped_share
-from .log_scale import HIGHEST, figures, log_range, number, ticks
-from .plots import GRID_COLOUR, TEXT_COLOUR, axis_title, base_layout, escaped, sentence_figure
+from .findings import percent, why_no_shares
+from .heatmap import SCALE, heat, layer_axis
+from .importance import BRANCHES, KINDS, STAGES, has_kinds, ratios, skipped_share
+from .log_scale import HIGHEST, figures, log_range, ticks
+from .plots import GRID_COLOUR, TEXT_COLOUR, axis_title, base_layout, sentence_figure
 
 READING_COLOUR, WRITING_COLOUR = "#009E73", "#D55E00"  # Okabe and Ito's, 3:1 on white and on dark, far apart for all
 COLOURS = dict(zip(STAGES, (READING_COLOUR, WRITING_COLOUR), strict=True))
-ROWS = tuple(  # from the top down
-    (stage, branch, f"{word} · {name}")
-    for stage, word in zip(STAGES, ("Reading", "Writing"), strict=True)
-    for branch, name in zip(BRANCHES, ("attention", "FFN"), strict=True)
-)
-SCALE = "Cividis"
+WORDS = dict(zip((*KINDS, *STAGES), ("Images", "Text", "Reading", "Writing"), strict=True))
+GAP = 0.1  # between the heatmap and what is beneath it, as a share of the height
+ROW_HEIGHT = 26  # pixels of a row of the heatmap that is there with pictures only
 LEAST_SHARE = 0.1  # percent, the bottom of the curve
-TOKEN_WIDTH, LEAST_WIDTH, TOKENS_LEFT, TOKENS_RIGHT = 15, 600, 56, 16
 
 
 def layers_figure(result: dict, cutoff: int | None, height: int = 420) -> go.Figure:
-    """Importance of every layer by stage and branch, and beneath it how much more it serves writing than reading."""
+    """Importance of every layer by stage and branch, and beneath it how much more it serves writing than reading. With
+    pictures the reading of image tokens and of text tokens alone stand above, and the figure is higher."""
     layers = result["layers"]
-    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.52, 0.48], vertical_spacing=0.1)
+    rows, more = rows_of(layers), ROW_HEIGHT * (len(rows_of(layers)) - 2 * len(STAGES))
+    height, upper = height + more, (0.52 * height + more) / (height + more)
+    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[upper, 1 - upper], vertical_spacing=GAP)
     values, low, high = _heat_rows(layers)
     hovers = [
         [_layer_hover(entry, stage, label, value) for entry, value in zip(layers, row, strict=True)]
-        for (stage, _, label), row in zip(ROWS, values, strict=True)
+        for (stage, _, label), row in zip(rows, values, strict=True)
     ]
-    figure.add_trace(_heat(values, hovers, low, high, "importance, nats (log scale)"), 1, 1)
+    figure.add_trace(heat(values, hovers, low, high), 1, 1)
     for at, row in enumerate(values):
         for layer, value in enumerate(row):
             if not value:
                 _write(figure, figures(value), layer, at, len(layers), row=1)
     _add_ratios(figure, ratios(layers))
     if cutoff is not None:
-        _add_cutoff(figure, min(max(cutoff, 0), len(layers)) - 0.5, cutoff, len(layers))
-    figure.update_xaxes(_layer_axis(len(layers)))
-    figure.update_xaxes(title=axis_title("layer", None), row=2, col=1)
+        between = GAP / 2 + (1 - GAP) * (1 - upper)
+        _add_cutoff(figure, min(max(cutoff, 0), len(layers)) - 0.5, cutoff, len(layers), y=between, yanchor="middle")
+    figure.update_xaxes(layer_axis(len(layers)))
+    figure.add_annotation(  # an axis title is misplaced where another figure was drawn before
+        text="layer", x=0.5, y=0, xref="paper", yref="paper", yanchor="top", yshift=-22, showarrow=False,
+        font={"size": 13},
+    )  # fmt: skip
     figure.update_yaxes(
-        range=[len(ROWS) - 0.5, -0.5], tickvals=list(range(len(ROWS))), ticktext=[label for _, _, label in ROWS],
+        range=[len(rows) - 0.5, -0.5], tickvals=list(range(len(rows))), ticktext=[label for _, _, label in rows],
         showgrid=False, zeroline=False, automargin=True, row=1, col=1,
     )  # fmt: skip
     figure.update_layout(base_layout(height), margin={"l": 8, "r": 12, "t": 54, "b": 48})
@@ -98,7 +102,7 @@ def curve_figure(result: dict, tolerance: float, cutoff: int | None, height: int
         type="log", range=[bottom - 0.25, 2.1], tickvals=percents, ticktext=[f"{tick:g}%" for tick in percents],
         gridcolor=GRID_COLOUR, automargin=True, title=axis_title("importance skipped"),
     )  # fmt: skip
-    figure.update_xaxes(_layer_axis(count + 1), title=axis_title("cutoff", None))
+    figure.update_xaxes(layer_axis(count + 1), title=axis_title("cutoff", None))
     figure.update_layout(margin={"l": 8, "r": 12, "t": 28, "b": 44})
     return figure
 
@@ -135,40 +139,9 @@ def ablation_figure(result: dict, height: int = 300) -> go.Figure:
             type="log", range=[low - 0.1, high + 0.1], tickvals=[10**v for v in vals], ticktext=texts,
             gridcolor=GRID_COLOUR, zeroline=False, automargin=True, row=row, col=1,
         )  # fmt: skip
-    figure.update_xaxes(_layer_axis(len(columns[0])))
+    figure.update_xaxes(layer_axis(len(columns[0])))
     figure.update_xaxes(title=axis_title("layer", None), row=2, col=1)
     figure.update_layout(base_layout(height), margin={"l": 8, "r": 12, "t": 28, "b": 44}, bargap=0.25)
-    return figure
-
-
-def tokens_figure(result: dict, height: int = 460) -> go.Figure:
-    """One sample's importance by token and layer. As wide as its tokens need, so the page scrolls it sideways."""
-    shown = result["token_map"]
-    values, pieces, first = token_totals(shown), shown["pieces"], shown["first"]
-    if not pieces or not values:
-        return sentence_figure("The map of this analysis is empty.", height)
-    low, high = log_range([value for row in values for value in row])
-    hovers = [[number(value) for value in row] for row in values]
-    tokens, layers = [first + at for at in range(len(pieces))], list(range(len(values)))
-    heat = _heat(values, hovers, low, high, "importance, nats (log scale)", x=tokens, y=layers)
-    heat.update(hovertemplate="token %{x}<br>layer %{y}: %{customdata}<extra></extra>", xgap=0, ygap=0)
-    heat.colorbar.update(lenmode="pixels", len=280, x=0, xanchor="left")
-    figure = go.Figure(heat, layout=base_layout(height))
-    start = first + shown["boundary"] - 0.5
-    if 0 < shown["boundary"] < len(pieces):
-        figure.add_vline(start, line={"color": WRITING_COLOUR, "width": 2})
-    if shown["boundary"]:
-        _add_side(figure, min(start, tokens[-1] + 0.5), "reads", "right")
-    if shown["boundary"] < len(pieces):
-        _add_side(figure, start, "writes", "left")
-    figure.update_xaxes(
-        tickvals=tokens, ticktext=[escaped(visible(piece)) for piece in pieces], tickangle=-90, tickfont={"size": 11},
-        range=[tokens[0] - 0.5, tokens[-1] + 0.5], showgrid=False, zeroline=False,
-    )  # fmt: skip
-    figure.update_yaxes(_layer_axis(len(layers)), title=axis_title("layer"), showgrid=False)
-    width = max(LEAST_WIDTH, TOKENS_LEFT + TOKEN_WIDTH * len(pieces) + TOKENS_RIGHT)
-    margin = {"l": TOKENS_LEFT, "r": TOKENS_RIGHT, "t": 72, "b": 96}
-    figure.update_layout(width=width, autosize=False, margin=margin)
     return figure
 
 
@@ -176,7 +149,7 @@ def layers_preview(result: dict) -> str:
     """The heatmap alone as plain HTML: something to see in the seconds that a browser takes to load Plotly."""
     values, low, high = _heat_rows(result["layers"])
     rows = []
-    for (_, _, label), row in zip(ROWS, values, strict=True):
+    for (_, _, label), row in zip(rows_of(result["layers"]), values, strict=True):
         places = [(math.log10(value) - low) / (high - low) if value else None for value in row]
         colours = sample_colorscale(SCALE, [min(max(place or 0.0, 0.0), 1.0) for place in places])
         cells = "".join(
@@ -187,33 +160,16 @@ def layers_preview(result: dict) -> str:
     return f'<div class="preview" role="img" aria-label="Importance by layer, loading">{"".join(rows)}</div>'
 
 
-def _heat(values: list, hovers: list, low: float, high: float, title: str, **axes) -> go.Heatmap:
-    """A heatmap on a log scale, its colour bar above it; 0 and unknown values have no colour."""
-    known = any(value for row in values for value in row)
-    vals, texts = ticks(low, high)
-    return go.Heatmap(
-        z=[[round(max(math.log10(value), low), 3) if value else None for value in row] for row in values],
-        customdata=hovers,
-        hovertemplate="%{customdata}<extra></extra>",
-        hoverongaps=True,
-        zmin=low,
-        zmax=high,
-        colorscale=SCALE,
-        showscale=known,  # without a single colour there is nothing to explain
-        xgap=1,
-        ygap=1,
-        colorbar={
-            "orientation": "h", "thickness": 10, "y": 1.01, "yanchor": "bottom", "x": 0, "xanchor": "left", "len": 1,
-            "xpad": 0, "ypad": 6, "outlinewidth": 0, "tickvals": vals, "ticktext": texts, "tickfont": {"size": 11},
-            "title": {"text": title, "side": "top", "font": {"size": 12}},
-        },
-        **axes,
-    )  # fmt: skip
+def rows_of(layers: list[dict]) -> list[tuple[str, str, str]]:
+    """The heatmap's rows from the top down: (stage or kind, branch, label)."""
+    stages = (*KINDS, *STAGES) if has_kinds(layers) else STAGES
+    names = dict(zip(BRANCHES, ("attention", "FFN"), strict=True))
+    return [(stage, branch, f"{WORDS[stage]} · {name}") for stage in stages for branch, name in names.items()]
 
 
 def _heat_rows(layers: list[dict]) -> tuple[list[list], float, float]:
     """The values of the heatmap from the top down, and the log10s that its colours span."""
-    values = [[entry[f"{stage}_{branch}"] for entry in layers] for stage, branch, _ in ROWS]
+    values = [[entry[f"{stage}_{branch}"] for entry in layers] for stage, branch, _ in rows_of(layers)]
     return values, *log_range([value for row in values for value in row])
 
 
@@ -279,29 +235,11 @@ def _add_cutoff(figure: go.Figure, x: float, cutoff: int, layers: int, **place) 
     line = {"color": TEXT_COLOUR, "width": 1.5, "dash": "dash"}
     figure.add_shape(type="line", x0=x, x1=x, y0=0, y1=1, xref="x", yref="paper", line=line)
     late = x > layers / 2
-    place = {"y": 0.475, "yanchor": "middle"} | place
     figure.add_annotation(
         text=f"cutoff {cutoff}", x=x, xref="x", yref="paper", showarrow=False, font={"size": 12},
         xanchor="right" if late else "left", xshift=-4 if late else 4, **place,
     )  # fmt: skip
 
 
-def _add_side(figure: go.Figure, x: float, text: str, anchor: str) -> None:
-    """A small label above the token map, on one side of where writing begins."""
-    figure.add_annotation(
-        text=text, x=x, y=1, xref="x", yref="paper", xanchor=anchor, yanchor="bottom", showarrow=False,
-        font={"size": 12}, xshift=-4 if anchor == "right" else 4,
-    )  # fmt: skip
-
-
 def _marker_size(places: int) -> int:
     return 6 if places <= 40 else 3
-
-
-def _layer_axis(count: int) -> dict:
-    """An axis of whole numbers from 0."""
-    step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 1000) if count <= 10 * step or step == 1000)
-    return {
-        "range": [-0.5, count - 0.5], "tickmode": "linear", "tick0": 0, "dtick": step, "tickangle": 0,
-        "showgrid": False, "zeroline": False, "tickfont": {"size": 12},
-    }  # fmt: skip

@@ -15,14 +15,22 @@ from .findings import (
     curve_sentence,
     facts,
     layers_sentence,
-    tokens_sentence,
     uncertain,
 )
-from .importance import BRANCHES, STAGES, ratios, skipped_share, total
+from .importance import BRANCHES, KINDS, STAGES, has_kinds, ratios, skipped_share, total
+from .picture_findings import kinds_sentence, overlay_sentence
+from .picture_view import has_pictures, heaviest_layer
+from .token_findings import tokens_sentence
 
 UNMEASURED = "n/a"
 NAMES = {
     "layer": "Layer",
+    "image_attention": "Images attention",
+    "image_ffn": "Images FFN",
+    "image_se": "Images s.e.",
+    "text_attention": "Text attention",
+    "text_ffn": "Text FFN",
+    "text_se": "Text s.e.",
     "prefill_attention": "Reading attention",
     "prefill_ffn": "Reading FFN",
     "prefill_se": "Reading s.e.",
@@ -71,13 +79,15 @@ def report_html(result: dict, cutoff: int | None, tolerance: float, speedup: flo
     of `findings`; cutoff also for the figures."""
     from plotly.offline import get_plotlyjs
 
-    from .importance_plots import ablation_figure, curve_figure, layers_figure, tokens_figure
+    from .importance_plots import ablation_figure, curve_figure, layers_figure
+    from .picture_plots import layered_figure
+    from .token_plots import tokens_figure
 
     title = f"Importance of {result['model']}"
     parts = (
         (
             "Which layers matter to reading, and which to writing",
-            layers_sentence(result, cutoff),
+            " ".join(filter(None, (layers_sentence(result, cutoff), kinds_sentence(result, tolerance)))),
             layers_figure,
             (cutoff,),
         ),
@@ -89,6 +99,7 @@ def report_html(result: dict, cutoff: int | None, tolerance: float, speedup: flo
         ),
         ("Really leaving layers out", ablation_sentence(result), ablation_figure if result["ablation"] else None, ()),
         ("One sample, token by token", tokens_sentence(result), tokens_figure, ()),
+        *_over_the_picture(result, layered_figure),
     )
     body = "".join(
         f"<h2>{html.escape(name)}</h2>\n<p>{html.escape(sentence)}</p>\n"
@@ -119,6 +130,13 @@ def report_html(result: dict, cutoff: int | None, tolerance: float, speedup: flo
 """
 
 
+def _over_the_picture(result: dict, make) -> list[tuple]:
+    """The part of a report that is there with pictures only."""
+    if not has_pictures(result):
+        return []
+    return [("The same over the picture", overlay_sentence(result, heaviest_layer(result)), make, ())]
+
+
 def readable(result: dict, cutoff: int | None, tolerance: float, speedup: float | None, tokens: int) -> str:
     """The table and its sentences as text for a terminal. Arguments as for `report_html`."""
     names, rows = display_rows(result)
@@ -126,6 +144,7 @@ def readable(result: dict, cutoff: int | None, tolerance: float, speedup: float 
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (names, *rows)]
     sentences = (
         layers_sentence(result, cutoff),
+        kinds_sentence(result, tolerance),
         curve_sentence(result, cutoff, tolerance, speedup, tokens),
         ablation_sentence(result),
         uncertain(result),
@@ -142,7 +161,7 @@ def _columns(result: dict) -> dict[str, list]:
     """The cells by column: a number, None where it is not finite, or `UNMEASURED`."""
     layers, ablation = result["layers"], result["ablation"]
     columns = {"layer": [entry["layer"] for entry in layers]}
-    for stage in STAGES:
+    for stage in (*KINDS, *STAGES) if has_kinds(layers) else STAGES:
         for branch in BRANCHES:
             columns[f"{stage}_{branch}"] = [entry[f"{stage}_{branch}"] for entry in layers]
         columns[f"{stage}_se"] = [_if_known(entry[f"{stage}_se"], total(entry, stage)) for entry in layers]

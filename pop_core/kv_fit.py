@@ -3,11 +3,13 @@
 The paper feeds `h_c` to weights that expect `h_l`. Here each skipped layer gets a ridge regression from
 `x = h_c / rms(h_c)` to the dense model's own `[K_l; V_l]` before key norm and RoPE, fitted on the residual against the
 own-weight projection, with centred features and a bias. The result has the shape of the own projection, so it costs
-nothing at run time. One pass over the calibration text serves every cutoff. Method and measured values: README.
+nothing at run time. One pass over what the model is calibrated on (`calibration.py`) serves every cutoff. Method and
+measured values: README.
 """
 
 import hashlib
 import time
+from collections.abc import Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,30 +17,31 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from .calibration import KINDS, SEGMENT, calibration_segments, read_kind
+from .calibration import KINDS, MOST_UNKNOWN, SCENE_SEED, SCENES, SCENES_ALONE, SEGMENT, Calibration, read_kind
 from .decoder import Decoder, Positions
 from .embedded import cache_dir
 from .errors import PopError
 from .kv_projection import FusedProjection, folded_weight, unit_rms
 from .plan import DENSE, FITTED, Plan
 from .prefill import CausalAttention
+from .sight import Sight
 from .timing import interleaved
 
-LEFT_OUT = 4  # first positions of a segment: attention sinks, whose huge activations would rule the regression
+LEFT_OUT = 4  # first positions of a sample: attention sinks, whose huge activations would rule the regression
 RIDGE = 0.1  # lambda, as a share of the mean feature energy
 EQUATIONS = 1.3  # reading plus accumulating and solving, over reading alone (measured on smollm2)
 MEMORY = 2 << 30  # bytes that the normal equations of one pass may take
 
 
-def fitted_path(identity: str, cutoff: int) -> Path:
-    """Where the projections of these weights and this calibration text are kept."""
-    return cache_dir() / "fitted" / f"{identity[:20]}-{_calibration_key()}" / f"cutoff-{cutoff}.safetensors"
+def fitted_path(identity: str, cutoff: int, sees: bool) -> Path:
+    """Where the projections of these weights and this calibration are kept. sees: the model has eyes."""
+    return cache_dir() / "fitted" / f"{identity[:20]}-{_calibration_key(sees)}" / f"cutoff-{cutoff}.safetensors"
 
 
-def is_fitted(identity: str, cutoff: int) -> bool:
+def is_fitted(engine, cutoff: int) -> bool:
     """Whether a whole file is there; a damaged one is made again."""
     try:
-        with safe_open(fitted_path(identity, cutoff), "pt") as file:
+        with safe_open(fitted_path(engine.loaded.identity(), cutoff, engine.spec.sees), "pt") as file:
             return {"weight", "bias"} <= set(file.keys())
     except (OSError, SafetensorError):
         return False
@@ -46,7 +49,7 @@ def is_fitted(identity: str, cutoff: int) -> bool:
 
 def load(decoder: Decoder, identity: str, cutoff: int) -> FusedProjection:
     """The fitted projection of a cutoff. Raises `PopError` if it was not fitted yet."""
-    path = fitted_path(identity, cutoff)
+    path = fitted_path(identity, cutoff, decoder.spec.sees)
     if not path.exists():
         raise PopError(f"No projections are fitted for cutoff {cutoff} yet; fit them first, or use own projections.")
     try:
@@ -69,22 +72,31 @@ def ensure(engine, plan: Plan, progress=None, checkpoint=None) -> None:
     if cut is None or cut.kv != FITTED or cut.cutoff >= decoder.spec.layers:
         return
     engine.require_readable("A fitted projection", "use own projections")
-    identity = engine.loaded.identity()
-    if is_fitted(identity, cut.cutoff):
+    if is_fitted(engine, cut.cutoff):
         return
     with engine.exclusive(checkpoint or (lambda: None)):
-        if not is_fitted(identity, cut.cutoff):  # somebody may have fitted while we waited
-            segments = calibration_segments(engine.loaded.tokenizer)
-            fit(decoder, identity, segments, cutoffs_to_fit(decoder, cut.cutoff), progress, checkpoint)
+        if not is_fitted(engine, cut.cutoff):  # somebody may have fitted while we waited
+            fit(engine, Calibration(engine), cutoffs_to_fit(decoder, cut.cutoff), progress, checkpoint)
 
 
 def estimate_seconds(engine) -> float:
-    """About how long fitting takes on this machine: one short dense read, scaled to the calibration text."""
-    sample = engine.token_ids([0] * (SEGMENT // 4))
+    """About how long fitting takes on this machine: one short dense read, scaled to the calibration text, and one
+    picture from its drawing to its dense read, times all."""
+    calibration, text = Calibration(engine), engine.token_ids([0] * (SEGMENT // 4))
+    tasks = {"text": lambda: engine.read(text, DENSE, 0)}
+
+    def scene():
+        sample = calibration[len(calibration) - 1]
+        engine.read(engine.token_ids(sample.ids), DENSE, 0, sight=engine.look(sample.prompt))
+
+    if calibration.scenes:
+        tasks["scene"] = scene
     with engine.exclusive():
-        times = interleaved({"read": lambda: engine.read(sample, DENSE, 0)}, 1, engine.loaded.device)
-    tokens = sum(map(len, calibration_segments(engine.loaded.tokenizer)))
-    return times["read"][0] / 1e3 * tokens / (SEGMENT // 4) * EQUATIONS
+        times = interleaved(tasks, 1, engine.loaded.device)
+    milliseconds = times["text"][0] * sum(map(len, calibration.texts)) / (SEGMENT // 4)
+    if calibration.scenes:
+        milliseconds += times["scene"][0] * calibration.scenes
+    return milliseconds / 1e3 * EQUATIONS
 
 
 def cutoffs_to_fit(decoder: Decoder, wanted: int) -> list[int]:
@@ -95,33 +107,32 @@ def cutoffs_to_fit(decoder: Decoder, wanted: int) -> list[int]:
     return every if need <= MEMORY else [wanted]
 
 
-def fit(
-    decoder: Decoder, identity: str, segments: list[list[int]], cutoffs: list[int], progress=None, checkpoint=None
-) -> float:
+def fit(engine, samples: Sequence, cutoffs: list[int], progress=None, checkpoint=None) -> float:
     """Fit and save the projections of `cutoffs`; returns the seconds it took.
 
-    segments: token ids, 1-D each. progress: called with a fraction and a sentence. checkpoint: may raise to abandon
-    the fit; nothing is saved then.
+    samples: `samples.Sample`s. progress: called with a fraction and a sentence. checkpoint: may raise to abandon the
+    fit; nothing is saved then.
     """
     start = time.perf_counter()
-    with _writing_to(fitted_path(identity, cutoffs[0]).parent):
+    decoder, identity = engine.decoder, engine.loaded.identity()
+    with _writing_to(fitted_path(identity, cutoffs[0], decoder.spec.sees).parent):
         pass  # found out now, and not after a minute's work
     with torch.inference_mode():
         equations = {c: _NormalEquations(decoder, c) for c in cutoffs}
         weights = {i: folded_weight(decoder, i)[0] for i in range(min(cutoffs), decoder.spec.layers)}
-        for count, segment in enumerate(segments):
+        for count, sample in enumerate(samples, start=1):
             if checkpoint:
                 checkpoint()
-            features = _features(decoder, segment, min(cutoffs))
+            sight = engine.look(sample.prompt) if sample.prompt else None
+            features = _features(decoder, sample.ids, min(cutoffs), sight)
             targets = {i: torch.nn.functional.linear(x, weights[i]) for i, x in features.items()}
             for c, equation in equations.items():
                 equation.add(features[c], torch.cat([targets[i] for i in range(c, decoder.spec.layers)], dim=1))
             if progress:
-                progress(
-                    (count + 1) / (len(segments) + 1), f"fitting projections: {count + 1} of {len(segments)} texts"
-                )
+                what = "texts and pictures" if decoder.spec.sees else "texts"
+                progress(count / (len(samples) + 1), f"fitting projections: {count} of {len(samples)} {what}")
         for c, equation in equations.items():
-            _save(fitted_path(identity, c), equation.solve())
+            _save(fitted_path(identity, c, decoder.spec.sees), equation.solve())
     return time.perf_counter() - start
 
 
@@ -162,17 +173,19 @@ class _NormalEquations:
         return (own + correction.T).float(), bias.float()
 
 
-def _features(decoder: Decoder, segment: list[int], first: int) -> dict[int, torch.Tensor]:
-    """Dense forward of one segment: layer -> `h / rms(h)` before it, `[N - LEFT_OUT, hidden]`, from `first` up."""
-    spec, ids = decoder.spec, torch.tensor([segment], device=decoder.devices[0])
-    positions = Positions.build(decoder, len(segment), ids.device)
-    attend, rope = CausalAttention(decoder, positions, len(segment)), positions.span(0, len(segment))
-    h, features = decoder.embed(ids), {}
+def _features(
+    decoder: Decoder, tokens: Sequence[int], first: int, sight: Sight | None = None
+) -> dict[int, torch.Tensor]:
+    """Dense forward of one sample: layer -> `h / rms(h)` before it, `[N - LEFT_OUT, hidden]`, from `first` up."""
+    spec, ids = decoder.spec, torch.tensor([tokens], device=decoder.devices[0])
+    positions = Positions.build(decoder, len(tokens), ids.device, sight=sight)
+    attend, rope = CausalAttention(decoder, positions, len(tokens)), positions.span(0, len(tokens))
+    h, features = decoder.embed(ids, sight), {}
     for i in range(spec.layers):
         if i >= first:
             features[i] = unit_rms(h[0, LEFT_OUT:], spec.rms_eps)
         if i < spec.layers - 1:  # the last layer's own output is nobody's key or value
-            h = decoder.block(i, h, rope, attend)
+            h = decoder.block(i, h, rope, attend, sight=sight)
     return features
 
 
@@ -195,8 +208,10 @@ def _writing_to(folder: Path):
         raise PopError(f"The fitted projections cannot be written to {folder}: {error}.") from None
 
 
-def _calibration_key() -> str:
+def _calibration_key(sees: bool) -> str:
     digest = hashlib.sha256(repr((SEGMENT, LEFT_OUT, RIDGE)).encode())
     for kind in KINDS:
         digest.update(read_kind(kind).encode())
+    if sees:
+        digest.update(repr((MOST_UNKNOWN, SCENES, SCENES_ALONE, SCENE_SEED)).encode())
     return digest.hexdigest()[:8]

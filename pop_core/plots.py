@@ -10,7 +10,7 @@ import textwrap
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from .sentences import first_token_ms, milliseconds, tokenising_ms
+from .sentences import before_reading_ms, first_token_ms, milliseconds
 
 DENSE_COLOUR, PRUNED_COLOUR = "#0072B2", "#E69F00"  # Okabe and Ito's, told apart with any colour vision
 TEXT_COLOUR = "#777777"  # 4.5:1 on white, 4.2:1 on the dark page
@@ -75,7 +75,7 @@ def _bar(result: dict, name: str, label: str, colour: str, kind: str) -> go.Bar:
     shown, spread = result[f"{name}_{kind}_ms"], result[f"{name}_{kind}_spread"]
     extra = 0.0
     if kind == "prefill":
-        shown, extra = first_token_ms(result, name), tokenising_ms(result[name])
+        shown, extra = first_token_ms(result, name), before_reading_ms(result[name])
     whiskers = None
     if shown is not None and spread:
         low, high = (max(0.0, side + extra) for side in spread)

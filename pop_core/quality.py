@@ -62,23 +62,23 @@ def text_segments(
     return pieces
 
 
-def measure(
-    engine: Engine, segments: list[list[int]], prompt_tokens: int, plans: list[Plan], checkpoint: Checkpoint = carry_on
-) -> list[Quality]:
-    """The quality of each plan on the same segments; the dense model reads each segment once."""
+def measure(engine: Engine, samples: list, plans: list[Plan], checkpoint: Checkpoint = carry_on) -> list[Quality]:
+    """The quality of each plan on the same `samples.Sample`s, all of one length; the dense model reads each once."""
+    first = samples[0]
     for plan in plans:
-        engine.check(plan)
+        engine.check(plan, first.prompt is not None)
     sums = [{"loss": [], "kl": [], "first": [], "same": []} for _ in plans]
     dense_losses = []
     with engine.exclusive(checkpoint):
-        for segment in segments:
-            prompt = engine.token_ids(segment[:prompt_tokens])
-            continuation = engine.token_ids(segment[prompt_tokens:])
-            dense = engine.continuation_logits(prompt, continuation, DENSE)
+        for sample in samples:
+            prompt = engine.token_ids(sample.ids[: sample.prompt_tokens])
+            continuation = engine.token_ids(sample.ids[sample.prompt_tokens :])
+            sight = engine.look(sample.prompt) if sample.prompt else None
+            dense = engine.continuation_logits(prompt, continuation, DENSE, sight)
             dense_losses += negative_log_likelihood(dense, continuation[0])
             for plan, total in zip(plans, sums, strict=True):
                 checkpoint()
-                logits = engine.continuation_logits(prompt, continuation, plan)
+                logits = engine.continuation_logits(prompt, continuation, plan, sight)
                 kl, same = divergence(dense, logits)
                 total["loss"] += negative_log_likelihood(logits, continuation[0])
                 total["kl"] += kl
@@ -93,9 +93,9 @@ def measure(
             first_token_kl=mean(total["first"]),
             agreement=mean(total["same"]),
             tokens=len(dense_losses),
-            segments=len(segments),
-            prompt_tokens=prompt_tokens,
-            new_tokens=len(segments[0]) - prompt_tokens,
+            segments=len(samples),
+            prompt_tokens=first.prompt_tokens,
+            new_tokens=first.new_tokens,
         )
         for plan, total in zip(plans, sums, strict=True)
     ]

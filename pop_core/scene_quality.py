@@ -73,6 +73,12 @@ def measure_scenes(
     return [total.quality(plan, number) for plan, total in zip(plans, totals, strict=True)]
 
 
+def best_kept(found: list[dict], layers: int) -> dict:
+    """Of `SceneQuality.to_dict()`s, the one that answers best with `layers` layers reading and all channels writing."""
+    those = [q for q in found if q["plan"]["prefill"] and not q["plan"]["channels"]]
+    return max((q for q in those if q["plan"]["prefill"]["cutoff"] == layers), key=lambda q: (q["accuracy"], -q["kl"]))
+
+
 def _exact(logits, target: list[int], ends: frozenset[int]) -> bool:
     """Whether greedy decoding writes `target` but its last token, and then any end."""
     *answer, last = logits.argmax(-1).tolist()

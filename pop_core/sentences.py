@@ -9,6 +9,7 @@ from .forecast import Forecast
 from .units import count, date, duration, gigabytes, milliseconds, small, times
 
 __all__ = [
+    "before_reading_ms",
     "count",
     "date",
     "difference_sentence",
@@ -17,6 +18,8 @@ __all__ = [
     "first_token_ms",
     "gigabytes",
     "milliseconds",
+    "picture_facts",
+    "picture_words",
     "plan_sentence",
     "tiles",
     "times",
@@ -29,15 +32,20 @@ UNSTEADY = 1.5  # a slowest repeat this many times the fastest is remarked on
 SHORT_PROMPT = 64  # tokens below which fixed costs hide what is saved
 
 
-def tokenising_ms(run: dict) -> float:
+def before_reading_ms(run: dict) -> float:
     """The part of the wait for the first token that comes before the prefill, 0 for a run that was stopped before."""
     return max(0.0, run["ttft_ms"] - run["prefill_ms"])
 
 
+def tokenising_ms(run: dict) -> float:
+    """What of that goes to the text, and to scaling the pictures: all but the vision tower's part."""
+    return max(0.0, before_reading_ms(run) - run.get("vision_ms", 0.0))
+
+
 def first_token_ms(result: dict, name: str) -> float | None:
-    """The median wait for the first token of "dense" or "pruned", tokenising included."""
+    """The median wait for the first token of "dense" or "pruned", with tokenising and the vision tower."""
     prefill = result[f"{name}_prefill_ms"]
-    return None if prefill is None else prefill + tokenising_ms(result[name])
+    return None if prefill is None else prefill + before_reading_ms(result[name])
 
 
 def plan_sentence(seen: Forecast) -> str:
@@ -58,12 +66,37 @@ def _cutoff_sentence(seen: Forecast) -> str:
     return f"{what}; predicted prefill {times(seen.speedup)} at {about}{count(seen.tokens, 'prompt token')}."
 
 
+def picture_words(fact: dict) -> str:
+    """The size of a picture, what the model is given of it, and its tokens, as far as they are known."""
+    said = [f"{fact['width']:,} × {fact['height']:,} pixels"]
+    if "tokens" in fact:
+        if (fact["seen_width"], fact["seen_height"]) != (fact["width"], fact["height"]):
+            said.append(f"seen at {fact['seen_width']:,} × {fact['seen_height']:,}")
+        said.append(count(fact["tokens"], "token"))
+    return ", ".join(said)
+
+
+def picture_facts(run: dict) -> list[tuple[str, str]]:
+    """The pictures of a run, their tokens and the vision tower's time, as (name, value); nothing without pictures."""
+    shown = run.get("pictures") or ()
+    if not shown:
+        return []
+    sizes = dict.fromkeys(picture_words(fact) for fact in shown)
+    each = f"{len(shown)}, each " if len(shown) > len(sizes) == 1 else f"{len(shown)}: " if len(shown) > 1 else ""
+    return [
+        ("Pictures", each + "; ".join(sizes if len(sizes) == 1 else map(picture_words, shown))),
+        ("Image tokens", f"{run['image_tokens']:,} of {count(run['prompt_tokens'], 'prompt token')}"),
+        ("Vision tower", f"{milliseconds(run['vision_ms'])} of the first token's time"),
+    ]
+
+
 def timing_sentence(result: dict) -> str:
     """Under the bars: who was faster at what, by how much, and how far to trust it."""
     spreads = (result[f"{name}_prefill_spread"] for name in ("dense", "pruned"))
     unsteady = any(spread and spread[1] > UNSTEADY * spread[0] for spread in spreads)
     doubt = " The repeats vary a lot, as on a busy machine, so trust these times little." if unsteady else ""
-    said = [_reading(result), _writing(result), channel_words.choosing_sentence(result["pruned"])]
+    dense, pruned = result["dense"], result["pruned"]
+    said = [_reading(result), _seeing(dense), _writing(result), channel_words.choosing_sentence(pruned)]
     return " ".join(filter(None, said)) + doubt
 
 
@@ -90,6 +123,18 @@ def _reading(result: dict) -> str:
     if speedup >= 1 - NOISE:
         return f"Pruning makes no measurable difference to reading ({pair}; {rounds}){why}; {limit}."
     return f"Pruning loses: it reads at {times(speedup)} the speed of dense ({pair}; {rounds}){why}; {limit}."
+
+
+def _seeing(run: dict) -> str:
+    """The vision tower's part, where there are pictures."""
+    shown = run.get("pictures") or ()
+    if not shown:
+        return ""
+    which = "the picture" if len(shown) == 1 else f"the {len(shown)} pictures"
+    return (
+        f"The vision tower looked at {which} once for both, in {milliseconds(run['vision_ms'])}: part of the wait for "
+        "the first token, not of the reading that is compared."
+    )
 
 
 def _writing(result: dict) -> str:
@@ -153,9 +198,16 @@ def facts(result: dict) -> list[tuple[str, str]]:
     cut = pruned["plan"]["prefill"]
     how = f"{cut['kv']} projections, {count(cut['sinks'], 'sink')}, boundary {cut['boundary']}" if skipped else "none"
     first = "n/a" if result["first_token_kl"] is None else f"{small(result['first_token_kl'])} nats"
+    before, reading = "Tokenising", []
+    if dense.get("pictures"):
+        before = "Tokenising, scaling pictures"
+        times_of = (milliseconds(result[f"{name}_prefill_ms"]) for name in ("dense", "pruned"))
+        reading = [("Reading without vision", "{} dense, {} pruned".format(*times_of))]
     return [
         ("Model", dense["model"]),
         ("Prompt", f"{count(dense['prompt_tokens'], 'token')}, {'chat template' if dense['chat'] else 'plain'}"),
+        *picture_facts(dense),
+        *reading,
         ("Skipped while reading", f"{skipped} of {pruned['layers']} layers"),
         ("Tokens that ran every layer", f"{full:,} of {pruned['prompt_tokens']:,}"),
         ("Keys and values of skipped layers", how),
@@ -163,7 +215,7 @@ def facts(result: dict) -> list[tuple[str, str]]:
         ("Written", f"{len(dense['tokens'])} dense, {len(pruned['tokens'])} pruned"),
         ("KL of the first token", first),
         ("KL along the dense answer", "n/a" if result["kl"] is None else f"{small(result['kl'])} nats per token"),
-        ("Tokenising, part of the first token's time", milliseconds(tokenising_ms(dense))),
+        (before, f"{milliseconds(tokenising_ms(dense))} of the first token's time"),
         ("Device", f"{result['machine']}, {dense['dtype']}"),
         ("Date", date(result["date"])),
     ]

@@ -18,16 +18,36 @@ def snippet(result: dict) -> str:
 from pop_core.compare import compare
 
 prompt = {_text(run["prompt"])}
-engine = Engine(load_model({run["model"]!r}, device={run["device"]!r}, dtype={run["dtype"]!r}))
+{_pictures(run)}engine = Engine(load_model({run["model"]!r}, device={run["device"]!r}, dtype={run["dtype"]!r}))
 plan = Plan({f"{chr(10)}{plan}" if plan else ""})
 sampling = Sampling({_arguments(run["sampling"])})
 
 kv_fit.ensure(engine, plan)  # fits the projections on first use, if the plan needs them
-{calibrate}result = compare(engine, prompt, plan, sampling=sampling, chat={run["chat"]!r}, repeats={_repeats(result)})
+{calibrate}result = compare(engine, prompt, plan, sampling=sampling, {_options(result)})
 print("dense: ", result.dense["text"])
 print("pruned:", result.pruned["text"])
 print("prefill speed-up:", result.prefill_speedup, "decode speed-up:", result.decode_speedup)
 """
+
+
+def _pictures(run: dict) -> str:
+    """The files that a person is to put beside the program: a result has no more of its pictures than thumbnails."""
+    shown = run.get("pictures") or ()
+    if not shown:
+        return ""
+    names = '["picture-1.png"]'
+    if len(shown) > 1:
+        names = f'[f"picture-{{number}}.png" for number in range(1, {len(shown) + 1})]'
+    return f"# put your own files there: the run keeps no more of its pictures than thumbnails\nimages = {names}\n"
+
+
+def _options(result: dict) -> str:
+    run = result["dense"]
+    said = f"chat={run['chat']!r}, repeats={_repeats(result)}"
+    if run.get("pictures"):
+        said += ", images=images"
+        said += f", image_tokens={most!r}" if (most := result.get("most_image_tokens")) else ""
+    return said
 
 
 def _arguments(entries: dict) -> str:

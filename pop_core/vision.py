@@ -50,8 +50,8 @@ class Eyes:
         self.placeholder = self._placeholder()
 
     def prepare(self, images: Sequence, most_tokens: int | None = None) -> Pixels:
-        """Anything that `open_picture` takes, in the order of the prompt. most_tokens: of each picture; None for what
-        the model's own processor takes, up to `MOST_TOKENS`. Raises `PopError`."""
+        """Anything that `open_picture` takes, in the order of the prompt. most_tokens: that each picture is scaled to;
+        None for what the model's own processor takes, up to `MOST_TOKENS`. Raises `PopError`."""
         if len(images) > MOST_PICTURES:
             raise PopError(f"There are {len(images):,} pictures; a prompt takes at most {MOST_PICTURES}.")
         pictures = [open_picture(image) for image in images]

@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from channel_tables import TABLES as CHANNEL_TABLES
 from measuring import HELD_OUT, pop_core, quality, replace
+from picture_tables import TABLES as PICTURE_TABLES
 
 from pop_core.recorded import RECORDED, load
 
@@ -38,7 +39,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="replace the tables in README.md")
     tables = {"reached": reached, "quality": held_out_quality, "topics": topics_quality, "importance": importance}
-    tables |= CHANNEL_TABLES
+    tables |= CHANNEL_TABLES | PICTURE_TABLES
     parser.add_argument("--only", choices=tables, help="this table alone")
     options = parser.parse_args()
     for name, make in tables.items():

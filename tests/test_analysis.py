@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from tiny import random_ids
 from tiny_files import tiny_folder
 
-from pop_core import analysis, importance, memory, quality
+from pop_core import analysis, importance, memory, quality, token_map
 from pop_core.analysis import analyse, analyse_steps, sample_generator
 from pop_core.costs import analysis_bytes
 from pop_core.engine import Engine
@@ -18,10 +19,11 @@ from pop_core.errors import Cancelled, NotEnoughMemory, PopError
 from pop_core.gates import gate_gradients
 from pop_core.loading import load_model
 from pop_core.plan import DENSE, Plan, PrefillCut
+from pop_core.samples import Sample
 from pop_core.sampling import Sampling
 
 PROMPT, NEW = 9, 5  # together longer than the window
-SAMPLES = [random_ids(PROMPT + NEW, seed=seed)[0].tolist() for seed in range(5)]
+SAMPLES = [Sample(tuple(random_ids(PROMPT + NEW, seed=seed)[0].tolist()), PROMPT) for seed in range(5)]
 KEYS = {"layer", "prefill_attention", "prefill_ffn", "decode_attention", "decode_ffn", "prefill_se", "decode_se"}
 
 
@@ -40,6 +42,10 @@ def findings(result) -> dict:
     return found
 
 
+def cut(sample: Sample, length: int) -> Sample:
+    return replace(sample, ids=sample.ids[:length])
+
+
 def stop_after(calls: int):
     left = [None] * calls
 
@@ -52,29 +58,29 @@ def stop_after(calls: int):
 
 
 def test_a_seed_gives_one_result_and_another_seed_another(engine):
-    first, again, other = (analyse(engine, SAMPLES, PROMPT, ablation=2, seed=seed) for seed in (7, 7, 8))
+    first, again, other = (analyse(engine, SAMPLES, ablation=2, seed=seed) for seed in (7, 7, 8))
     assert findings(first) == findings(again)
     assert first.layers != other.layers and first.ablation["prefill_kl"] == other.ablation["prefill_kl"]
 
 
 def test_the_order_of_the_samples_changes_nothing(engine):
-    first, other = (analyse(engine, samples, PROMPT) for samples in (SAMPLES, SAMPLES[::-1]))
+    first, other = (analyse(engine, samples) for samples in (SAMPLES, SAMPLES[::-1]))
     assert first.layers == other.layers and first.recommended_cutoff == other.recommended_cutoff
 
 
 def test_it_is_what_the_gates_of_each_sample_say(engine):
     squares = torch.zeros(engine.spec.layers, 2, dtype=torch.double)
     for sample in SAMPLES:
-        ids = torch.tensor([sample[:-1]])
+        ids = torch.tensor([sample.ids[:-1]])
         squares += gate_gradients(engine.decoder, ids, PROMPT - 1, sample_generator(4, sample)).prefill.square() / 2
-    result = analyse(engine, SAMPLES, PROMPT, seed=4)
+    result = analyse(engine, SAMPLES, seed=4)
     for entry, expected in zip(result.layers, (squares / len(SAMPLES)).tolist(), strict=True):
         assert [entry["prefill_attention"], entry["prefill_ffn"]] == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("recompute", [False, True, None])
 def test_the_result_says_what_was_asked_for_and_what_was_found(engine, recompute):
-    with_ablation = analyse(engine, SAMPLES, PROMPT, ablation=3, tolerance=0.2, recompute=recompute, text="dogs")
+    with_ablation = analyse(engine, SAMPLES, ablation=3, tolerance=0.2, recompute=recompute, text="dogs")
     result, layers = json.loads(json.dumps(with_ablation.to_dict(), allow_nan=False)), engine.spec.layers
     assert [set(entry) for entry in result["layers"]] == [KEYS] * layers
     assert [entry["layer"] for entry in result["layers"]] == list(range(layers))
@@ -101,7 +107,7 @@ def test_the_result_says_what_was_asked_for_and_what_was_found(engine, recompute
     for stage in importance.STAGES:
         totals = [importance.total(entry, stage) for entry in result["layers"]]
         assert result[f"spearman_{stage}"] == importance.rank_correlation(totals, ablation[f"{stage}_kl"])
-    without = analyse(engine, SAMPLES, PROMPT)
+    without = analyse(engine, SAMPLES)
     assert without.ablation is without.spearman_prefill is without.spearman_decode is None
 
 
@@ -109,21 +115,21 @@ def test_the_result_says_what_was_asked_for_and_what_was_found(engine, recompute
 def test_stopping_keeps_the_samples_done(engine, done):
     """With 5 done it stops while measuring cutoffs."""
     calls = done * (1 + 2 * engine.spec.layers) + done // 5  # before each sample, and at each layer both ways
-    stopped = analyse(engine, SAMPLES, PROMPT, seed=2, ablation=2, checkpoint=stop_after(calls))
+    stopped = analyse(engine, SAMPLES, seed=2, ablation=2, checkpoint=stop_after(calls))
     assert (stopped.samples, stopped.requested, stopped.complete) == (done, len(SAMPLES), False)
-    assert stopped.layers == analyse(engine, SAMPLES[:done], PROMPT, seed=2).layers  # and the engine is free again
+    assert stopped.layers == analyse(engine, SAMPLES[:done], seed=2).layers  # and the engine is free again
     assert stopped.cut_samples == 0 and stopped.cut_kl == [] and stopped.ablation is None
 
 
 def test_stopping_before_the_first_sample_has_no_result(engine):
     with pytest.raises(Cancelled):
-        analyse(engine, SAMPLES, PROMPT, checkpoint=stop_after(0))
-    assert analyse(engine, SAMPLES[:1], PROMPT).complete
+        analyse(engine, SAMPLES, checkpoint=stop_after(0))
+    assert analyse(engine, SAMPLES[:1]).complete
 
 
 def test_progress_goes_through_all_phases_and_each_step_has_a_result(engine):
     steps = []
-    for progress in analyse_steps(engine, SAMPLES, PROMPT, ablation=2):
+    for progress in analyse_steps(engine, SAMPLES, ablation=2):
         steps.append((progress.phase, progress.done, progress.total))
         assert progress.done == 0 or json.dumps(progress.snapshot().to_dict(), allow_nan=False)
     gates = [("gates", done, 5) for done in range(6)]
@@ -131,7 +137,7 @@ def test_progress_goes_through_all_phases_and_each_step_has_a_result(engine):
 
 
 def test_leaving_an_analysis_behind_frees_the_engine(engine):
-    steps = analyse_steps(engine, SAMPLES, PROMPT)
+    steps = analyse_steps(engine, SAMPLES)
     next(steps)
     with pytest.raises(Cancelled):
         engine.generate("a dog", checkpoint=stop_after(0))
@@ -146,9 +152,9 @@ def test_a_gradient_that_is_not_finite_is_unknown_and_never_a_number(engine, mon
         found.by_token[2, 1, 3] = bad
         return found
 
-    whole = analyse(engine, SAMPLES, PROMPT, ablation=1)
+    whole = analyse(engine, SAMPLES, ablation=1)
     monkeypatch.setattr(analysis, "gate_gradients", broken)
-    result = analyse(engine, SAMPLES, PROMPT, ablation=1)
+    result = analyse(engine, SAMPLES, ablation=1)
     json.dumps(result.to_dict(), allow_nan=False)
     assert result.layers[2] == whole.layers[2] | {"prefill_ffn": None, "prefill_se": None}
     assert result.layers[:2] + result.layers[3:] == whole.layers[:2] + whole.layers[3:]
@@ -158,13 +164,13 @@ def test_a_gradient_that_is_not_finite_is_unknown_and_never_a_number(engine, mon
 
 @pytest.mark.parametrize("shown", [512, 13, 6, 3])
 def test_the_token_map_is_half_the_squares_of_the_first_sample(engine, monkeypatch, shown):
-    monkeypatch.setattr(analysis, "MAP_TOKENS", shown)
-    result, sample = analyse(engine, SAMPLES, PROMPT, seed=3).token_map, SAMPLES[0]
+    monkeypatch.setattr(token_map, "MAP_TOKENS", shown)
+    result, sample = analyse(engine, SAMPLES, seed=3).token_map, SAMPLES[0]
     count = min(shown, PROMPT + NEW - 1)
     first = PROMPT + NEW - 1 - count
     assert result["first"] == first and result["boundary"] == max(0, PROMPT - 1 - first)
-    assert result["pieces"] == [engine.loaded.tokenizer.decode([token]) for token in sample[first:-1]]
-    found = gate_gradients(engine.decoder, torch.tensor([sample[:-1]]), PROMPT - 1, sample_generator(3, sample))
+    assert result["pieces"] == [engine.loaded.tokenizer.decode([token]) for token in sample.ids[first:-1]]
+    found = gate_gradients(engine.decoder, torch.tensor([sample.ids[:-1]]), PROMPT - 1, sample_generator(3, sample))
     for at, branch in enumerate(importance.BRANCHES):
         rows, squares = result[branch], found.by_token[:, at, first:].square() / 2
         assert len(rows) == engine.spec.layers and {len(row) for row in rows} == {count}
@@ -177,15 +183,14 @@ def test_the_token_map_is_half_the_squares_of_the_first_sample(engine, monkeypat
     "change, sentence",
     [
         (dict(samples=[]), "number of samples is 0"),
-        (dict(samples=[SAMPLES[0], SAMPLES[1][:-1]]), "differ in length"),
-        (dict(samples=[[]]), "at least 2"),
-        (dict(prompt_tokens=1), "at least 2"),
-        (dict(prompt_tokens=0), "at least 2"),
-        (dict(prompt_tokens=PROMPT + NEW), "0 new ones"),
-        (dict(prompt_tokens=PROMPT + NEW + 1), "-1 new ones"),
-        (dict(prompt_tokens="x"), "whole number"),
-        (dict(prompt_tokens=2.5), "whole number"),
-        (dict(samples=[random_ids(129)[0].tolist()]), "together at most 128"),
+        (dict(samples=[SAMPLES[0], cut(SAMPLES[1], PROMPT + NEW - 1)]), "differ in length"),
+        (dict(samples=[SAMPLES[0], replace(SAMPLES[1], prompt_tokens=PROMPT - 1)]), "differ in length"),
+        (dict(samples=[cut(SAMPLES[0], 0)]), "at least 2"),
+        (dict(samples=[replace(SAMPLES[0], prompt_tokens=1)]), "at least 2"),
+        (dict(samples=[replace(SAMPLES[0], prompt_tokens=0)]), "at least 2"),
+        (dict(samples=[cut(SAMPLES[0], PROMPT)]), "0 new ones"),
+        (dict(samples=[cut(SAMPLES[0], PROMPT - 1)]), "-1 new ones"),
+        (dict(samples=[Sample(tuple(random_ids(129)[0].tolist()), PROMPT)]), "together at most 128"),
         (dict(ablation=6), "it must be 0 to 5"),
         (dict(ablation=-1), "it must be 0 to 5"),
         (dict(ablation="x"), "whole number"),
@@ -200,45 +205,45 @@ def test_the_token_map_is_half_the_squares_of_the_first_sample(engine, monkeypat
 def test_what_cannot_be_used_is_one_sentence_before_anything_runs(engine, monkeypatch, change, sentence):
     monkeypatch.setattr(engine.decoder, "block", lambda *_: pytest.fail("it ran"))
     with pytest.raises(PopError, match=sentence) as caught:
-        analyse(engine, **(dict(samples=SAMPLES, prompt_tokens=PROMPT) | change))
+        analyse(engine, **(dict(samples=SAMPLES) | change))
     assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("limit, most", [("MOST_TOKENS", PROMPT + NEW), ("MOST_SAMPLES", len(SAMPLES))])
 def test_limits_are_inclusive(engine, monkeypatch, limit, most):
     monkeypatch.setattr(importance, limit, most)
-    assert analyse(engine, SAMPLES, PROMPT).complete
+    assert analyse(engine, SAMPLES).complete
     monkeypatch.setattr(importance, limit, most - 1)
     with pytest.raises(PopError, match=f"{most - 1}"):
-        analyse(engine, SAMPLES, PROMPT)
+        analyse(engine, SAMPLES)
 
 
 def test_a_token_that_the_model_does_not_know_is_one_sentence(engine):
     with pytest.raises(PopError, match="do not match"):
-        analyse(engine, [[3] * PROMPT + [97] * NEW], PROMPT)
+        analyse(engine, [Sample((*[3] * PROMPT, *[97] * NEW), PROMPT)])
 
 
 def test_where_memory_is_short_layers_are_computed_again(engine, monkeypatch):
     shape = engine.spec, PROMPT + NEW - 1, NEW, engine.loaded.dtype.itemsize
     kept, short = (analysis_bytes(*shape, recompute=recompute) for recompute in (False, True))
-    expected = analyse(engine, SAMPLES, PROMPT)
+    expected = analyse(engine, SAMPLES)
     assert short < kept and not expected.recompute
     monkeypatch.setattr(memory, "free_bytes", lambda device: kept)
-    tight = analyse(engine, SAMPLES, PROMPT)
+    tight = analyse(engine, SAMPLES)
     assert tight.recompute and tight.layers == expected.layers
-    assert not analyse(engine, SAMPLES, PROMPT, recompute=False).recompute
+    assert not analyse(engine, SAMPLES, recompute=False).recompute
     monkeypatch.setattr(memory, "free_bytes", lambda device: short - 1)
     for recompute in (None, True, False):
         with pytest.raises(NotEnoughMemory, match="the analysis of a sample needs about"):
-            analyse(engine, SAMPLES, PROMPT, recompute=recompute)
+            analyse(engine, SAMPLES, recompute=recompute)
 
 
 def test_other_runs_are_what_they_were(engine):
     plans = DENSE, Plan(PrefillCut(2)), Plan(PrefillCut(4, sinks=2, boundary=3))
     before = [engine.generate("a dog and a cat walk", plan, Sampling(20)).tokens for plan in plans]
-    first = analyse(engine, SAMPLES, PROMPT, ablation=2)
+    first = analyse(engine, SAMPLES, ablation=2)
     assert [engine.generate("a dog and a cat walk", plan, Sampling(20)).tokens for plan in plans] == before
-    assert findings(analyse(engine, SAMPLES, PROMPT, ablation=2)) == findings(first)
+    assert findings(analyse(engine, SAMPLES, ablation=2)) == findings(first)
 
 
 def test_spread_pieces_cover_the_text_and_their_continuations_never_meet(engine, monkeypatch):
@@ -278,15 +283,15 @@ def test_a_text_that_is_too_short_is_one_sentence_with_the_numbers(engine, sprea
 @pytest.mark.parametrize("broken", ["gated_logits", "gate_gradients"])
 def test_memory_that_runs_out_in_the_gates_is_one_sentence_and_the_model_is_free(engine, monkeypatch, broken):
     with monkeypatch.context() as patch, pytest.raises(NotEnoughMemory, match="use shorter ones"):
-        patch.setattr(analysis, broken, lambda *_: torch.empty(1 << 60))
-        analyse(engine, SAMPLES, PROMPT)
-    assert analyse(engine, SAMPLES, PROMPT).complete
+        patch.setattr(analysis, broken, lambda *_, **__: torch.empty(1 << 60))
+        analyse(engine, SAMPLES)
+    assert analyse(engine, SAMPLES).complete
 
 
 @pytest.mark.parametrize("phase, broken", [("cutoffs", "cut_divergence"), ("ablation", "ablate")])
 def test_memory_that_runs_out_after_the_gates_keeps_them(engine, monkeypatch, phase, broken):
-    monkeypatch.setattr(analysis, broken, lambda *_: torch.empty(1 << 60))
-    result = analyse(engine, SAMPLES, PROMPT, ablation=2)
+    monkeypatch.setattr(analysis, broken, lambda *_, **__: torch.empty(1 << 60))
+    result = analyse(engine, SAMPLES, ablation=2)
     assert result.samples == len(SAMPLES) and result.complete
     assert "Memory ran out" in result.notices[-1] and phase in result.notices[-1]
 
@@ -301,7 +306,7 @@ def test_a_divergence_that_is_not_finite_is_unknown_and_not_ranked(engine, monke
 
     monkeypatch.setattr(analysis, "ablate", broken)
     monkeypatch.setattr(analysis, "cut_divergence", lambda *_: [math.inf] * 3)
-    result = analyse(engine, SAMPLES, PROMPT, ablation=2)
+    result = analyse(engine, SAMPLES, ablation=2)
     assert json.loads(json.dumps(result.to_dict(), allow_nan=False))["ablation"]["prefill_kl"][1] is None
     assert result.spearman_prefill is None and result.spearman_decode is not None
     assert {entry["kl"] for entry in result.cut_kl} == {None}
@@ -315,17 +320,17 @@ def test_a_result_says_in_which_phase_it_was_stopped(engine, phase, steps):
         if len(seen) == steps:
             raise Cancelled
 
-    for progress in analyse_steps(engine, SAMPLES, PROMPT, ablation=2, checkpoint=checkpoint):
+    for progress in analyse_steps(engine, SAMPLES, ablation=2, checkpoint=checkpoint):
         seen.append(progress)
     result = progress.snapshot()
     assert result.stopped_in == phase and not result.complete
-    assert analyse(engine, SAMPLES, PROMPT).stopped_in is None
+    assert analyse(engine, SAMPLES).stopped_in is None
 
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_sample_can_be_stopped_at_every_layer_both_ways(engine, recompute):
     """So a long sample ends soon after Stop."""
-    ids, ticks = torch.tensor([SAMPLES[0][:-1]]), []
+    ids, ticks = torch.tensor([SAMPLES[0].ids[:-1]]), []
     options = engine.decoder, ids, PROMPT - 1, sample_generator(0, SAMPLES[0]), recompute
     gate_gradients(*options, lambda: ticks.append(1))
     assert len(ticks) >= 2 * engine.spec.layers

@@ -1,6 +1,7 @@
 """The peers' methods: each is what a stock model is whose weights were pruned by hand."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,10 +14,12 @@ from pop_core.engine import Engine
 from pop_core.errors import PopError
 from pop_core.loading import load_model
 from pop_core.plan import BASELINES, FLAP, GRIFFIN, SHORTGPT, WANDA_SP, Baseline, ChannelPruning, Plan, PrefillCut
+from pop_core.samples import Sample
 from pop_core.sampling import Sampling
 
 IDS, CONTINUATION = random_ids(12, seed=3), random_ids(7, seed=4)
 TEXTS = [random_ids(30, seed=seed)[0].tolist() for seed in (5, 6)]
+SAMPLES = [Sample(tuple(text), len(text)) for text in TEXTS]
 RATIO = 0.4
 
 
@@ -32,7 +35,7 @@ def mixture(request, tmp_path_factory) -> Engine:
 
 def prepared(family: str, tmp_path_factory) -> Engine:
     engine = Engine(load_model(str(tiny_folder(tmp_path_factory.mktemp(family), family))))
-    *_, engine.statistics = baselines.calibrate(engine.decoder, TEXTS)
+    *_, engine.statistics = baselines.calibrate(engine, SAMPLES)
     return engine
 
 
@@ -148,7 +151,7 @@ def test_mixtures_run_under_every_baseline(mixture, name):
 
 
 def test_an_expert_that_the_text_did_not_reach_stays_whole(mixture):
-    *_, short = baselines.calibrate(mixture.decoder, [TEXTS[0][:1]])
+    *_, short = baselines.calibrate(mixture, [Sample(tuple(TEXTS[0][:1]), 1)])
     for name in (WANDA_SP, FLAP):
         channels = baselines.static_channels(mixture.decoder, short, Baseline(name, RATIO))
         for i in mixture.spec.sparse:
@@ -194,5 +197,6 @@ def test_a_baseline_stands_alone(name):
 
 def test_all_families_can_be_calibrated():
     for family in MAKERS:
-        *_, statistics = baselines.calibrate(Subject(family).decoder, TEXTS)
+        decoder = Subject(family).decoder
+        *_, statistics = baselines.calibrate(SimpleNamespace(decoder=decoder, spec=decoder.spec), SAMPLES)
         assert all(value > 0 for value in statistics.influence)

@@ -14,6 +14,7 @@ from pop_core.engine import Engine
 from pop_core.errors import Cancelled, PopError
 from pop_core.loading import load_model
 from pop_core.plan import DENSE, ChannelPruning, Plan, PrefillCut
+from pop_core.samples import Sample
 from pop_core.sampling import Sampling
 
 TEXT, ANSWER = "a dog and a cat walk into the old town", Sampling(12)
@@ -23,7 +24,7 @@ PLAN = Plan(channels=ChannelPruning(0.5, 0.3))
 @pytest.fixture(scope="module", params=["llama-tied", "qwen2-moe"])
 def engine(request, tmp_path_factory) -> Engine:
     made = Engine(load_model(str(tiny_folder(tmp_path_factory.mktemp(request.param), request.param))))
-    *_, made.statistics = baselines.calibrate(made.decoder, [list(range(3, 60))])
+    *_, made.statistics = baselines.calibrate(made, [Sample(tuple(range(3, 60)), 57)])
     made.ends = frozenset()  # so that lengths are known
     return made
 

@@ -171,20 +171,6 @@ def test_the_forecast_follows_the_controls():
     assert "once it is loaded" in channels.looked_ahead("owner/name", 0.4, 0.1, "candidates")
 
 
-def test_a_models_own_examples_are_offered_with_it(tmp_path, monkeypatch):
-    folder = tmp_path / "stories"
-    folder.mkdir()
-    (folder / "examples.json").write_text(json.dumps(["Once upon a time", {"title": "A dog", "prompt": "The dog"}]))
-    monkeypatch.setattr(choosing, "MODELS_FOLDER", tmp_path)
-    known = choosing.examples()
-    common, own = len(known) - 2, [entry["prompt"] for entry in known[-2:]]
-    assert own == ["Once upon a time", "The dog"] and known[-1]["title"] == "A dog"
-    assert choosing.example_for("stories", known[0]["prompt"], known) == common
-    assert choosing.example_for("smollm2", own[1], known) == 0
-    for model, prompt in (("smollm2", known[1]["prompt"]), ("stories", own[1]), ("stories", "typed by a visitor")):
-        assert choosing.example_for(model, prompt, known) is None
-
-
 def test_recorded_studies_are_shown_without_loading_a_model():
     for name in choosing.RECORDED:
         shown = channels.picked(name, 3)

@@ -51,7 +51,7 @@ def test_compare(command):
 
 
 def test_quality_fits_on_first_use(command, tmp_path, monkeypatch):
-    monkeypatch.setattr("pop_core.kv_fit.calibration_segments", lambda tokenizer: [list(range(3, 60))] * 3)
+    monkeypatch.setattr("pop_core.calibration.calibration_segments", lambda *_: [list(range(3, 60))] * 3)
     (tmp_path / "text.txt").write_text(PROMPT * 20)
     counts = ("--prompt-tokens", "40", "--new-tokens", "8", "--segments", "2")
     plan = ("--cutoff", "3", "--kv", "fitted", "--sinks", "4")
@@ -97,7 +97,7 @@ def test_bench_decode_says_what_choosing_channels_costs(command):
 
 @pytest.mark.parametrize("name", ["shortgpt", "wanda-sp", "flap", "griffin"])
 def test_baselines_stand_in_the_same_tables(command, text, name, monkeypatch):
-    monkeypatch.setattr("pop_core.baselines.calibration_segments", lambda tokenizer: [list(range(3, 60))] * 3)
+    monkeypatch.setattr("pop_core.calibration.calibration_segments", lambda *_: [list(range(3, 60))] * 3)
     baseline = ["--baseline", name, "--prune-ratio", "0.5"]
     counts = ["--prompt-tokens", "10", "--new-tokens", "4"]
     measured = command("quality", "--text", text, *counts, "--segments", "2", *baseline)

@@ -15,9 +15,9 @@ from pop_core.findings import (
     layers_sentence,
     percent,
     plain,
-    tokens_sentence,
     uncertain,
 )
+from pop_core.token_findings import tokens_sentence
 
 
 def reversed_layers(result: dict) -> dict:

@@ -21,6 +21,7 @@ from pop_core.errors import Cancelled, NotEnoughMemory, PopError
 from pop_core.importance import by_layer, rank_correlation, total
 from pop_core.loading import load_model
 from pop_core.plan import PrefillCut
+from pop_core.samples import Sample
 
 TOKENS, BOUNDARY = 14, 9  # longer than the window
 EPSILON = 1e-5
@@ -91,7 +92,7 @@ def test_the_last_layer_means_exactly_nothing_to_the_prompt(subject):
     assert (found.decode != 0).all() and (found.prefill[:-1] != 0).all()
 
 
-def kept_bytes(decoder, ids, boundary: int, recompute: bool = False) -> int:
+def kept_bytes(decoder, ids, boundary: int, recompute: bool = False, sight=None) -> int:
     """What autograd keeps for the backward pass beside parameters, views of one storage once, and the logits."""
     parameters = {p.untyped_storage().data_ptr() for m in decoder.layers for p in m.parameters()}
     parameters |= {m.weight.untyped_storage().data_ptr() for m in (decoder.embed_tokens, decoder.lm_head, decoder.norm)}
@@ -105,7 +106,7 @@ def kept_bytes(decoder, ids, boundary: int, recompute: bool = False) -> int:
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         ones = gates.ones(decoder, ids.shape[1]).requires_grad_()
-        logits = gates.gated_logits(decoder, ids, boundary, ones, recompute)[0]
+        logits = gates.gated_logits(decoder, ids, boundary, ones, recompute, sight=sight)[0]
         loss = cross_entropy(logits.to(ones.dtype), logits.argmax(-1), reduction="sum")
         keep(logits.detach())
     assert loss.requires_grad  # so that nothing is let go of before it is counted
@@ -207,13 +208,16 @@ def traces(model) -> list:
 @pytest.mark.parametrize("end", ["done", "failed", "cancelled"])
 def test_nothing_is_left_on_the_model(name, recompute, end, monkeypatch, tmp_path):
     engine = Engine(load_model(str(tiny_folder(tmp_path, name))))
-    model, samples = engine.loaded.model, [random_ids(TOKENS, seed=seed)[0].tolist() for seed in range(3)]
+    model, samples = (
+        engine.loaded.model,
+        [Sample(tuple(random_ids(TOKENS, seed=seed)[0].tolist()), BOUNDARY) for seed in range(3)],
+    )
     before, logits = traces(model), model(IDS).logits
 
     def interrupt(*_):
         raise Cancelled if end == "cancelled" else RuntimeError("broken")
 
-    steps = analyse_steps(engine, samples, BOUNDARY, ablation=1, recompute=recompute)
+    steps = analyse_steps(engine, samples, ablation=1, recompute=recompute)
     with pytest.raises(RuntimeError) if end == "failed" else nullcontext():
         for progress in steps:
             if progress.done == 1 and end != "done":

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from page_runs import collect
+from tiny_vision import scribble, seeing_folder
 
-from pages import analysing, importance, links, shared
+from pages import analysing, analysis_settings, importance, links, shared
 from pop_core import calibration
 from pop_core.errors import PopError
 
@@ -21,8 +22,8 @@ WORDS = "the cat and the dog walk in a wood and see what is this thing there " *
 def raw(tiny):
     """Settings as the page sends them."""
     return dict(
-        model=tiny, source="own", own=WORDS, file=None, samples=3, prompt_tokens=10, new_tokens=4, ablated=1, seed=0,
-        tolerance=5,
+        model=tiny, source="own", own=WORDS, file=None, images=None, question="", samples=3, prompt_tokens=10,
+        new_tokens=4, ablated=1, seed=0, tolerance=5,
     )  # fmt: skip
 
 
@@ -86,9 +87,9 @@ def test_a_file_is_read_as_text(raw, tmp_path):
 
 
 def test_every_calibration_text_can_be_chosen():
-    for source in analysing.TEXTS:
-        assert analysing.read_text(source, None, None)
-    assert analysing.read_text("all", "", None) == calibration.read_all()
+    for source in analysis_settings.TEXTS:
+        assert analysis_settings.read_text(source, None, None)
+    assert analysis_settings.read_text("all", "", None) == calibration.read_all()
 
 
 def test_stopping_keeps_the_samples_that_are_done(raw):
@@ -192,3 +193,90 @@ def test_the_heatmap_is_drawn_again_only_when_the_samples_have_doubled(raw, monk
     updates = list(analysing.run(raw | {"samples": 20, "ablated": 0}, {}, threading.Event(), "s"))
     assert sum("status" in update for update in updates) > 20
     assert sum("layers" in update for update in updates) == 6  # after 1, 2, 4, 8 and 16 samples, and at the end
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory) -> str:
+    """The folder of a tiny model with eyes, as a visitor types it."""
+    return str(seeing_folder(tmp_path_factory.mktemp("seeing"), "qwen3-vl"))
+
+
+@pytest.fixture
+def upload(tmp_path) -> str:
+    scribble(24, 16).save(tmp_path / "my picture.png")
+    return str(tmp_path / "my picture.png")
+
+
+def of_picture(raw, seeing, upload) -> dict:
+    return raw | {"model": seeing, "source": "picture", "images": [upload], "question": "what is this <b>"}
+
+
+def test_my_own_picture_is_shown_with_its_map(raw, seeing, upload):
+    shown = run(of_picture(raw, seeing, upload))
+    assert shown["alert"] == "" and set(importance.OUTPUTS) <= set(shown)
+    result = shown["result"]
+    assert result["samples"] == 3 and result["text"] == "My own picture: what is this <b>"
+    assert result["layers"][0]["image_se"] > 0  # other labels in every sample
+    assert shown["over"]["visible"] and result["pictures"][0]["thumbnail"] in shown["pictures"]
+    assert f"{result['pictures'][0]['tokens']} tokens" in shown["pictures"] and "24 × 16" in shown["pictures"]
+    assert shown["layer"]["maximum"] == 5 and "Image tokens need" in shown["layers_note"]
+    heaviest, last = analysing.in_layer(result, shown["layer"]["value"]), analysing.in_layer(result, 5)
+    assert heaviest["overlay"] == shown["overlay"] and "exactly 0" in last["overlay_note"]
+    for layer in (6, -1, None, "x", 1.5):
+        with pytest.raises(PopError, match="layer"):
+            analysing.in_layer(result, layer)
+    assert "image tokens" in shown["facts"] and "<b>" not in shown["facts"]
+
+
+def test_generated_pictures_can_be_analysed(raw, seeing):
+    shown = run(raw | {"model": seeing, "source": "scenes", "prompt_tokens": 10, "new_tokens": 8})
+    assert shown["alert"] == "" and shown["result"]["text"] == "Generated pictures with questions"
+    assert shown["result"]["image_tokens"] > 0 and "cutoff=" in shown["choice"]
+    assert Path(analysing.report_file(shown["result"], 5, "s")).read_text(encoding="utf-8").count("data:image") >= 1
+
+
+def test_a_result_of_text_hides_the_pictures_of_the_one_before(raw):
+    shown = run(raw)
+    assert shown["over"]["visible"] is False and shown["pictures"] == "" and shown["overlay"] is None
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"images": None}, "There is no picture"),
+        ({"images": []}, "There is no picture"),
+        ({"images": ["/no/such/file.png"]}, "no longer on the server"),
+        ({"question": " "}, "The prompt is empty"),
+        ({"question": None}, "The prompt is empty"),
+        ({"new_tokens": 5000}, "between 1 and"),
+    ],
+)
+def test_a_picture_that_cannot_be_asked_about_is_one_sentence(raw, seeing, upload, change, sentence):
+    shown = run(of_picture(raw, seeing, upload) | change)
+    assert sentence in html.unescape(shown["alert"]) and "result" not in shown
+
+
+@pytest.mark.parametrize("source", ["picture", "scenes"])
+def test_a_model_without_eyes_says_so(raw, upload, source):
+    shown = run(raw | {"source": source, "images": [upload], "question": "what"})
+    assert "reads text only and cannot see a picture" in html.unescape(shown["alert"]) and "result" not in shown
+    assert "cannot see a picture" in importance.looked_ahead("smollm2", 16, 128, 32, 0, source)
+
+
+def test_the_source_fits_the_model_that_is_picked():
+    assert importance.fitting_source("shapes-vl", "all") == "scenes"
+    assert importance.fitting_source("shapes-vl", "picture") == "picture"
+    assert importance.fitting_source("smollm2", "scenes") == "all"
+    assert importance.fitting_source("smollm2", "own") == "own"
+    assert importance.fitting_source("owner/name", "picture") == "picture"  # nobody knows yet
+    for source in analysis_settings.CHOICES:
+        updates = zip(importance.SOURCE_PARTS, importance.source_parts(source), strict=True)
+        visible = {name: update["visible"] for name, update in updates}
+        assert visible["question"] == visible["images"] == (source == "picture")
+        assert visible["prompt_tokens"] == (source not in ("picture", "scenes"))
+    assert "depends on its picture" in importance.looked_ahead("shapes-vl", 16, 128, 32, 0, "scenes")
+
+
+def test_an_embedded_model_without_a_recorded_result_opens_too(monkeypatch):
+    monkeypatch.delitem(shared.IMPORTANCE, "shapes-vl", raising=False)
+    assert "no recorded result" in importance.picked("shapes-vl", 5)["status"]

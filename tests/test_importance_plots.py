@@ -9,15 +9,15 @@ import sys
 
 import pytest
 
-from pop_core.findings import visible
 from pop_core.importance_plots import (
     ablation_figure,
     curve_figure,
     layers_figure,
     layers_preview,
-    tokens_figure,
 )
 from pop_core.log_scale import DECADES
+from pop_core.token_findings import visible
+from pop_core.token_plots import tokens_figure
 
 KEYS = ("prefill_attention", "prefill_ffn", "decode_attention", "decode_ffn")
 
@@ -263,7 +263,7 @@ def test_cells_of_the_map_without_a_colour_say_so_and_the_json_is_small():
 
 
 def test_torch_and_pandas_are_not_imported():
-    modules = ("findings", "importance_plots", "importance_table")
+    modules = ("findings", "importance_plots", "importance_table", "token_plots", "picture_plots", "picture_findings")
     program = f"import sys; from pop_core import {', '.join(modules)}; print({{'torch', 'pandas'}} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "set()"
 

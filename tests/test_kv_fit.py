@@ -13,14 +13,20 @@ from pop_core.errors import Cancelled, PopError
 from pop_core.kv_projection import folded_weight, own_projection, unit_rms
 from pop_core.loading import load_model
 from pop_core.plan import Plan, PrefillCut
+from pop_core.samples import Sample
 
 SEGMENTS = [random_ids(40, seed=s)[0].tolist() for s in range(20)]
+SAMPLES = [Sample(tuple(ids), len(ids)) for ids in SEGMENTS]
 
 
 @pytest.fixture(params=["llama", "qwen2", "qwen3", "gemma3"])
 def engine(request, tmp_path, monkeypatch) -> Engine:
     monkeypatch.setenv("POP_STUDIO_CACHE", str(tmp_path / "cache"))
     return Engine(load_model(str(tiny_folder(tmp_path / "model", request.param))))
+
+
+def load(engine, cutoff: int):
+    return kv_fit.load(engine.decoder, engine.loaded.identity(), cutoff)
 
 
 def keys_values(engine, cutoff: int, project, ids):
@@ -38,10 +44,9 @@ def keys_values(engine, cutoff: int, project, ids):
 
 
 def test_the_fit_is_closer_to_the_dense_keys_and_values_than_the_own_weights(engine):
-    identity = engine.loaded.identity()
-    kv_fit.fit(engine.decoder, identity, SEGMENTS, [2, 4])
+    kv_fit.fit(engine, SAMPLES, [2, 4])
     for cutoff in (2, 4):
-        fitted, own = kv_fit.load(engine.decoder, identity, cutoff), own_projection(engine.decoder, cutoff)
+        fitted, own = load(engine, cutoff), own_projection(engine.decoder, cutoff)
         assert fitted.weight.shape == own.weight.shape
         errors = {}
         for name, project in (("fitted", fitted), ("own", own)):
@@ -52,9 +57,9 @@ def test_the_fit_is_closer_to_the_dense_keys_and_values_than_the_own_weights(eng
 
 def test_the_first_skipped_layer_needs_no_correction(engine):
     """Its own weights are exact, so the residual is zero and the ridge leaves them alone."""
-    kv_fit.fit(engine.decoder, "x", SEGMENTS, [3])
+    kv_fit.fit(engine, SAMPLES, [3])
     rows = 2 * engine.spec.kv_width
-    fitted, own = kv_fit.load(engine.decoder, "x", 3), own_projection(engine.decoder, 3)
+    fitted, own = load(engine, 3), own_projection(engine.decoder, 3)
     assert gap(fitted.weight[:rows], own.weight[:rows]) < 1e-3
 
 
@@ -77,9 +82,10 @@ def test_the_normal_equations_are_ridge_regression(engine):
 
 
 def test_one_pass_serves_every_cutoff(engine):
-    kv_fit.fit(engine.decoder, "alone", SEGMENTS, [4])
-    kv_fit.fit(engine.decoder, "all", SEGMENTS, [3, 4, 5])
-    alone, together = (kv_fit.load(engine.decoder, name, 4) for name in ("alone", "all"))
+    kv_fit.fit(engine, SAMPLES, [4])
+    alone = load(engine, 4)
+    kv_fit.fit(engine, SAMPLES, [3, 4, 5])
+    together = load(engine, 4)
     assert gap(alone.weight, together.weight) < 1e-5
 
 
@@ -88,36 +94,36 @@ def test_an_abandoned_fit_saves_nothing_and_says_so(engine):
         raise Cancelled
 
     with pytest.raises(Cancelled):
-        kv_fit.fit(engine.decoder, "x", SEGMENTS, [3], checkpoint=stop)
-    assert not kv_fit.is_fitted("x", 3)
+        kv_fit.fit(engine, SAMPLES, [3], checkpoint=stop)
+    assert not kv_fit.is_fitted(engine, 3)
     with pytest.raises(PopError, match="No projections are fitted for cutoff 3"):
         engine.generate("a dog", Plan(PrefillCut(3, "fitted")))
 
 
 def test_ensure_fits_once_and_runs_use_it(engine, monkeypatch):
-    monkeypatch.setattr(kv_fit, "calibration_segments", lambda tokenizer: SEGMENTS)
+    monkeypatch.setattr(calibration, "calibration_segments", lambda *_: SEGMENTS)
     plan, seen = Plan(PrefillCut(3, "fitted")), []
     kv_fit.ensure(engine, plan, lambda fraction, text: seen.append(fraction))
     assert seen == sorted(seen) and len(seen) == len(SEGMENTS)
     kv_fit.ensure(engine, plan, lambda *_: pytest.fail("fitted twice"))
     fitted, own = engine.generate("a dog", plan), engine.generate("a dog", Plan(PrefillCut(3)))
     assert fitted.plan["prefill"]["kv"] == "fitted" and own.plan["prefill"]["kv"] == "own"
-    assert kv_fit.is_fitted(engine.loaded.identity(), 5)  # the same pass served the other cutoffs
+    assert kv_fit.is_fitted(engine, 5)  # the same pass served the other cutoffs
 
 
 def test_a_damaged_file_is_made_again(engine, monkeypatch):
-    monkeypatch.setattr(kv_fit, "calibration_segments", lambda tokenizer: SEGMENTS)
-    path = kv_fit.fitted_path(engine.loaded.identity(), 3)
+    monkeypatch.setattr(calibration, "calibration_segments", lambda *_: SEGMENTS)
+    path = kv_fit.fitted_path(engine.loaded.identity(), 3, sees=False)
     path.parent.mkdir(parents=True)
     path.write_bytes(b"cut off")
-    assert not kv_fit.is_fitted(engine.loaded.identity(), 3)
+    assert not kv_fit.is_fitted(engine, 3)
     plan = Plan(PrefillCut(3, "fitted"))
     kv_fit.ensure(engine, plan)
     assert engine.generate("a dog", plan).skipped_layers == 3
 
 
 def test_a_damaged_file_is_one_sentence(engine):
-    path = kv_fit.fitted_path(engine.loaded.identity(), 3)
+    path = kv_fit.fitted_path(engine.loaded.identity(), 3, sees=False)
     path.parent.mkdir(parents=True)
     path.write_bytes(b"not safetensors")
     with pytest.raises(PopError, match="cannot be read"):
@@ -133,7 +139,7 @@ def test_a_damaged_file_is_one_sentence(engine):
     ],
 )
 def test_a_file_of_another_model_is_one_sentence(engine, tensors):
-    path = kv_fit.fitted_path(engine.loaded.identity(), 3)
+    path = kv_fit.fitted_path(engine.loaded.identity(), 3, sees=False)
     path.parent.mkdir(parents=True)
     save_file(tensors, path)
     with pytest.raises(PopError, match="delete the file"):
@@ -144,7 +150,7 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(engine, tmp_path, monkey
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("POP_STUDIO_CACHE", str(tmp_path / "file"))
     with pytest.raises(PopError, match="cannot be written"):
-        kv_fit.fit(engine.decoder, "x", SEGMENTS[:2], [3])
+        kv_fit.fit(engine, SAMPLES[:2], [3])
 
 
 def test_calibration_text_has_about_twenty_thousand_tokens_for_a_real_tokenizer():

@@ -72,6 +72,33 @@ def test_compare(command, picture):
     assert "thumbnail" not in json.dumps(result)
 
 
+def test_quality_of_a_text_behind_pictures(command, picture, tmp_path):
+    (tmp_path / "text.txt").write_text("the old dog sleeps under the tree" * 5)
+    counts = ("--prompt-tokens", "20", "--new-tokens", "5", "--segments", "2")
+    options = ("--text", str(tmp_path / "text.txt"), *counts, "--cutoff", "3")
+    behind, alone = command("quality", *options, "--image", picture), command("quality", *options)
+    assert behind["prompt_tokens"] == alone["prompt_tokens"] + 24 + 2  # its tokens, its start and its end
+    assert behind["tokens"] == alone["tokens"] == 10 and behind["loss_dense"] != alone["loss_dense"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "image_tokens"),
+    [
+        (("--prompt", "Hi", "--image", "PICTURE"), 24),
+        (("--image", "PICTURE", "--prompt-tokens", "9", "--new-tokens", "4"), 24),
+        (("--scenes",), 16),
+    ],
+)
+def test_importance(command, picture, monkeypatch, arguments, image_tokens):
+    monkeypatch.setattr("pop_core.scenes.SIDE", 32)
+    monkeypatch.setattr("pop_core.scenes.picture.__defaults__", (32,))
+    arguments = [picture if part == "PICTURE" else part for part in arguments]
+    result = command("importance", "--samples", "2", *arguments)
+    assert result["image_tokens"] == image_tokens and {"image_se", "text_se"} <= set(result["layers"][0])
+    assert set(result["cutoffs_by_kind"]) == {"image", "text"} and result["lowest_cutoff"] == 2
+    assert "thumbnail" not in json.dumps(result)
+
+
 def test_quality_on_scenes(command):
     result = command("quality", "--scenes", "2", "--cutoff", "5")
     assert {"accuracy_dense", "accuracy", "kl", "agreement"} <= set(result)
@@ -108,6 +135,7 @@ def test_the_bench_holds_the_stock_forward_against_the_same_prompt(name, tmp_pat
         (("quality", "--scenes", "0"), "it must be 1 to 10,000."),
         (("quality", "--scenes", "3", "--cutoff", "1"), "it must be 2 to 6."),
         (("quality", "--scenes", "3", "--image", "PICTURE"), "leave out --image."),
+        (("importance", "--scenes", "--image", "PICTURE"), "leave out --image."),
     ],
 )
 def test_one_sentence(command, picture, arguments, sentence):

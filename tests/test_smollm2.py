@@ -10,6 +10,7 @@ from pop_core.engine import Engine
 from pop_core.errors import HubOffline
 from pop_core.loading import load_model
 from pop_core.plan import ChannelPruning, Plan
+from pop_core.samples import text_samples
 
 TEXT = Path(__file__).parent.parent / "assets" / "heldout" / "technical.txt"
 PROMPT, NEW, SEGMENTS = 192, 48, 2
@@ -27,7 +28,7 @@ def engine() -> Engine:
 
 def test_the_more_a_token_may_choose_the_better(engine):
     """KL(all) < KL(candidates, wider) < KL(candidates 0.1) < KL(none), at every ratio, and more at higher ones."""
-    segments = quality.text_segments(engine, TEXT.read_text(encoding="utf-8"), PROMPT, NEW, SEGMENTS)
+    samples = text_samples(engine, TEXT.read_text(encoding="utf-8"), PROMPT, NEW, SEGMENTS, spread=False)
     ratios = (0.2, 0.4, 0.6)
     plans = [
         Plan(channels=pruning)
@@ -39,7 +40,7 @@ def test_the_more_a_token_may_choose_the_better(engine):
             ChannelPruning(ratio, rescore="none"),
         )
     ]
-    measured = iter(quality.measure(engine, segments, PROMPT, plans))
+    measured = iter(quality.measure(engine, samples, plans))
     rows = [[next(measured).kl for _ in range(4)] for _ in ratios]
     assert all(row == sorted(row) and len(set(row)) == 4 for row in rows)
     assert all(list(column) == sorted(column) for column in zip(*rows, strict=True))

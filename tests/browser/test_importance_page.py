@@ -130,3 +130,22 @@ def test_a_phone_needs_no_sideways_scrolling(address, tab, theme):
         button.click()
     page.wait_for_timeout(500)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_pictures_are_analysed_and_the_map_lies_over_them(address, tab):
+    page = open_page(tab, address, "?model=shapes-vl")
+    expect(page.locator("#source input")).to_have_value("Generated pictures with questions")
+    expect(page.locator("#prompt_tokens")).to_be_hidden()
+    page.fill("#samples input", "3")
+    page.keyboard.press("Tab")
+    run_and_wait(page)
+    expect(page.locator("#pictures img")).to_have_count(1)
+    expect(page.locator("#pictures")).to_contain_text("36 tokens")
+    expect(page.locator("#layers_note")).to_contain_text("Image tokens need")
+    expect(page.locator("#overlay .layer-below image, #overlay .imagelayer image").first).to_be_attached()
+    page.fill("#layer input[type=number]", "11")
+    page.keyboard.press("Tab")
+    expect(page.locator("#overlay_note")).to_contain_text("In layer 11 every image token's importance is exactly 0")
+    page.fill("#tolerance input[type=number]", "50")
+    page.keyboard.press("Tab")
+    expect(page.locator("#layers_note")).to_contain_text("within the tolerance of 50%")
