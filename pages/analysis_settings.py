@@ -8,7 +8,8 @@ from pop_core.costs import ablation_bytes, analysis_bytes
 from pop_core.errors import PopError
 from pop_core.sentences import count, gigabytes
 
-from .controls import read_images, read_prompt, whole_between
+from .controls import read_prompt, whole_between
+from .picture_box import read_images
 from .shared import MAX_CHARACTERS
 from .turns import names_of
 

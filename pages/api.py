@@ -13,7 +13,7 @@ from pop_core.errors import PopError
 from pop_core.plan import CANDIDATES, WIDTH
 
 from . import comparing
-from .controls import check_number_of_pictures
+from .picture_box import check_number_of_pictures
 from .shared import DEFAULT_MODEL, explain
 
 HOW = "send handle_file(path) of gradio_client, or a data URI (data:image/png;base64,...)"

@@ -10,19 +10,10 @@ from pop_core.plan import CANDIDATES, L2, MAX, SUM, WIDTH, Plan, PrefillCut
 from . import answers, choosing
 from .background import STOPS
 from .choosing import MOST_TOKENS, NAMES, RECORDED
-from .controls import (
-    channel_controls,
-    connect_pictures,
-    model_picker,
-    picture_box,
-    picture_update,
-    pictures_seen,
-    run_buttons,
-    slider,
-    two_columns,
-)
+from .controls import channel_controls, model_picker, run_buttons, slider, two_columns
 from .examples import example_for, examples_of_models, load_examples, pictures, titles
 from .links import CHANNELS, read_query
+from .picture_box import connect_pictures, picture_box, picture_update, pictures_seen
 from .results import Results, heading
 from .shared import DEFAULT_MODEL, MAX_CHARACTERS
 from .turns import AT_ONCE, ModelEvents

@@ -27,8 +27,9 @@ from pop_core.plan import SUM, ChannelPruning, Plan, whole_number
 from . import answers
 from .background import watch
 from .choosing_html import link_here, link_to_compare, method_list, pieces
-from .controls import read_channels, read_images, read_prompt, whole_between
+from .controls import read_channels, read_prompt, whole_between
 from .export import file, json_file
+from .picture_box import read_images
 from .shared import spec_of, watch_loading
 from .turns import names_of, safely, statuses
 

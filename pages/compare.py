@@ -18,14 +18,10 @@ from .comparing import NAMES
 from .controls import (
     MOST_RATIO,
     channel_details,
-    connect_pictures,
     cutoff_slider,
     foresee,
     foreseen,
     model_picker,
-    picture_box,
-    picture_update,
-    pictures_seen,
     plan_details,
     ratio_slider,
     read_plan,
@@ -35,6 +31,7 @@ from .controls import (
 from .examples import example_for, load_examples, pictures, titles
 from .export import exports
 from .links import CHANNELS, CUT, KEYS, OFF, read_query
+from .picture_box import connect_pictures, picture_box, picture_update, pictures_seen
 from .shared import DEFAULT_MODEL, MAX_CHARACTERS, MODEL_QUEUE, spec_of
 from .turns import AT_ONCE, ModelEvents
 

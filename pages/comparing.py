@@ -18,9 +18,10 @@ from pop_core.sentences import difference_sentence, duration, timing_sentence
 
 from . import answers
 from .background import watch
-from .controls import read_images, read_plan, read_prompt, whole_between
+from .controls import read_plan, read_prompt, whole_between
 from .export import exports
 from .links import CUT
+from .picture_box import read_images
 from .shared import watch_loading
 from .turns import failure, names_of, safely, statuses
 

@@ -8,8 +8,9 @@ from pop_core.importance_plots import layers_preview
 
 from . import analysing, analysis_settings, answers
 from .analysis_settings import ALL_KINDS, CHOICES, FILE, NAMES, OWN_TEXT, PICTURE, PICTURES, SCENES
-from .controls import may_see, model_picker, picture_controls, run_buttons, seen_pictures, slider, two_columns
+from .controls import model_picker, run_buttons, slider, two_columns
 from .links import read_model
+from .picture_box import may_see, picture_box, seen_pictures
 from .results import Results, heading
 from .shared import DEFAULT_MODEL, IMPORTANCE, MAX_CHARACTERS, MODELS, spec_of
 from .turns import AT_ONCE, ModelEvents
@@ -19,7 +20,7 @@ OVERLAY = ("overlay", "overlay_note")
 PICTURE_PARTS = ("over", "pictures", "layer", *OVERLAY)  # there for results with pictures only
 REST = ("ablation", "ablation_note", "tokens", "tokens_note", "table", "facts", "json", "csv", "result")
 OUTPUTS = ("alert", "status", "notices", *FIGURES, *REST, *PICTURE_PARTS)
-SOURCE_PARTS = ("own", "file", "images", "question", "seen", "prompt_tokens")  # of which each source has its own
+SOURCE_PARTS = ("own", "file", "picture_box", "question", "prompt_tokens")  # of which each source has its own
 SEES_SHAPES = "shapes-vl"  # knows the words about generated pictures, and no others
 FLOAT32 = 4  # bytes a number, of an embedded model that is not loaded yet
 INTRO = """<header class="intro"><p class="brand">POP Studio</p>
@@ -46,7 +47,7 @@ def form() -> dict:
     c["file"] = gr.File(
         label="A UTF-8 text file, 1 MB at most", file_types=["text"], height=120, visible=False, elem_id="file"
     )
-    c |= picture_controls()
+    c |= picture_box(visible=False)
     c["question"] = gr.Textbox(
         label="Your question",
         info="The model's own answer to it is what it writes in every sample.",
@@ -167,7 +168,7 @@ def fitting_source(model, source) -> str:
 def source_parts(source) -> list[dict]:
     """Updates of `SOURCE_PARTS`."""
     of_picture = source == PICTURE
-    seen = (source == OWN_TEXT, source == FILE, of_picture, of_picture, of_picture, source not in PICTURES)
+    seen = (source == OWN_TEXT, source == FILE, of_picture, of_picture, source not in PICTURES)
     return [gr.update(visible=visible) for visible in seen]
 
 

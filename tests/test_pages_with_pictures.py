@@ -14,7 +14,7 @@ from page_runs import collect, settings
 from PIL import Image
 from tiny_vision import scribble, seeing_folder
 
-from pages import answers, api, choosing, compare, comparing, controls, shared
+from pages import answers, api, choosing, compare, comparing, picture_box, shared
 from pop_core.errors import PopError
 from pop_core.pictures import MOST_PICTURES
 from pop_core.sentences import facts, picture_words, timing_sentence
@@ -141,7 +141,7 @@ def test_a_picture_that_cannot_be_used_is_a_sentence_and_nothing_is_lost(
         assert sentence in html.unescape(shown["alert"]) and "Nothing was changed" in shown["status"]
         assert not {"panes", "result", "pictures", "prompt", "images"} & set(shown)
     assert capsys.readouterr().err.count(sentence) == 2
-    said = controls.seen_pictures(seeing, [files[0], path])
+    said = picture_box.seen_pictures(seeing, [files[0], path])
     assert sentence in html.unescape(said) and "problem" in said
     assert said.count("<img ") == (name != "gone.png")  # the others are shown all the same
 
@@ -153,7 +153,10 @@ def test_too_many_pictures_and_what_is_no_file_are_sentences(seeing, files):
         ({"path": files[0]}, "must be an uploaded file"),
     ):
         assert sentence in html.unescape(run(settings(seeing, images=images))["alert"])
-    assert controls.read_images(files[0]) == files[:1] and controls.read_images(None) == controls.read_images([]) == []
+    assert (
+        picture_box.read_images(files[0]) == files[:1]
+        and picture_box.read_images(None) == picture_box.read_images([]) == []
+    )
 
 
 def test_a_model_without_eyes_says_so(tiny, files, capsys):
@@ -164,11 +167,11 @@ def test_a_model_without_eyes_says_so(tiny, files, capsys):
         assert "reads text only and cannot see a picture; use shapes-vl" in html.unescape(shown["alert"])
         assert not {"panes", "result"} & set(shown)
     assert capsys.readouterr().err.count("reads text only") == 2
-    assert "smollm2 reads text only" in controls.seen_pictures("smollm2", files)
-    box, _ = controls.picture_update("smollm2", files)
+    assert "smollm2 reads text only" in picture_box.seen_pictures("smollm2", files)
+    box, _ = picture_box.picture_update("smollm2", files)
     assert box["visible"]  # so that they can be taken away
-    assert not controls.picture_update("smollm2", None)[0]["visible"]
-    assert controls.picture_update("owner/unknown", None)[0]["visible"]
+    assert not picture_box.picture_update("smollm2", None)[0]["visible"]
+    assert picture_box.picture_update("owner/unknown", None)[0]["visible"]
 
 
 def test_a_cutoff_below_deepstack_is_told_before_and_at_the_run(seeing, files):
@@ -194,20 +197,20 @@ def test_the_form_shows_what_the_model_is_given(seeing, files, tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6  # a quarter turn
     scribble(64, 32).save(turned, exif=exif)
-    before = controls.seen_pictures("owner/not-loaded", [str(turned)])
+    before = picture_box.seen_pictures("owner/not-loaded", [str(turned)])
     assert "32 × 64 pixels" in before and "token" not in before  # upright; tokens are the model's
     shared.MODELS.get(seeing)
-    after = controls.seen_pictures(seeing, [str(turned)])
+    after = picture_box.seen_pictures(seeing, [str(turned)])
     assert "32 × 64 pixels, 32 tokens" in after and 'alt="Picture 1, turned.jpg"' in after
-    assert "scaled to" in controls.seen_pictures(seeing, [str(turned)], 4)
-    assert controls.seen_pictures(seeing, None) == ""
+    assert "scaled to" in picture_box.seen_pictures(seeing, [str(turned)], 4)
+    assert picture_box.seen_pictures(seeing, None) == ""
 
 
 def test_no_number_of_image_tokens_is_the_models_own(seeing, files, seen):
     for value in (0, None, ""):  # 0 is what an empty box of the page sends
         shown = run(settings(seeing, images=files, image_tokens=value))["result"]
         assert shown["dense"]["pictures"] == seen["result"]["dense"]["pictures"] and "most_image_tokens" not in shown
-        assert controls.seen_pictures(seeing, files, value) == controls.seen_pictures(seeing, files)
+        assert picture_box.seen_pictures(seeing, files, value) == picture_box.seen_pictures(seeing, files)
 
 
 def test_words_of_a_picture():
