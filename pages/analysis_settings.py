@@ -18,6 +18,7 @@ TEXTS = {ALL_KINDS: "Calibration text, all kinds"} | {kind: f"Calibration text, 
 PICTURES = {SCENES: "Generated pictures with questions", PICTURE: "My own picture"}  # for models with eyes
 CHOICES = TEXTS | {OWN_TEXT: "My own text", FILE: "A text file"} | PICTURES
 MOST_SAMPLES = 500
+MOST_BYTES = 1_000_000  # of a text file
 MOST_OF_QUESTION = 80  # characters in the name of an analysis
 
 
@@ -85,6 +86,8 @@ def read_text(source, own, file, question="") -> str:
         if not file:
             raise PopError("No file was chosen; upload a text file, or choose another text.")
         try:
+            if Path(file).stat().st_size > MOST_BYTES:
+                raise PopError("The file is larger than 1 MB; upload a shorter text.")
             own = Path(file).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError):
             raise PopError("The file is not UTF-8 text; upload a plain text file.") from None

@@ -14,6 +14,7 @@ PAGES = {
     "compare": ("", "screenshot.png", ".js-plotly-plot .bars"),
     "importance": ("importance", "importance.png", "#tokens .heatmaplayer image"),
     "channels": ("channels", "channels.png", "#choices .heatmaplayer image"),
+    "pictures": ("importance?model=shapes-vl", "pictures.png", "#overlay .heatmaplayer image"),
 }
 
 
@@ -21,7 +22,7 @@ def picture(browser, address: str, page: str, file: Path, width: int, theme: str
     """One page as a PNG."""
     path, _, ready = PAGES[page]
     tab = browser.new_page(viewport={"width": width, "height": height})
-    tab.goto(f"{address}{path}?__theme={theme}")
+    tab.goto(f"{address}{path}{'&' if '?' in path else '?'}__theme={theme}")
     tab.wait_for_selector(ready, state="attached")
     tab.wait_for_timeout(1500)
     tab.screenshot(path=file, full_page=True)

@@ -61,7 +61,7 @@ TEMPLATE = (
 OTHER_WORDS = ("hello", "hi", "please", "tell", "me", "who", "are", "you", "a", "an", "it", "this", "that", "and",
                "object", "objects", "thing", "things")  # fmt: skip
 
-STEPS, WARM_UP, COOL_DOWN = 3000, 40, 0.4  # the last is the share of the steps in which the rate goes down to nothing
+STEPS, WARM_UP, COOL_DOWN = 1500, 40, 0.4  # the last is the share of the steps in which the rate goes down to nothing
 SEEING_STEPS, SEEING_PICTURES = 300, 64  # of the vision tower alone
 PICTURES, QUESTIONS, PARTS = 16, 14, 2  # of a step; about each of them; that a step's pictures are computed in
 RATE, MATRIX_RATE, WEIGHT_DECAY, CLIP = 1.5e-3, 1.2e-2, 0.05, 1.0
