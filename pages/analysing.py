@@ -18,6 +18,7 @@ from pop_core import (
     picture_findings,
     picture_plots,
     picture_view,
+    scene_plots,
     token_findings,
     token_plots,
 )
@@ -29,7 +30,7 @@ from .background import watch
 from .controls import whole_between
 from .export import file, json_file
 from .links import to_query
-from .shared import watch_loading
+from .shared import SCENES, watch_loading
 from .turns import safely, statuses
 
 PHASES = {
@@ -110,6 +111,7 @@ def shown(result: dict, tolerance) -> dict:
         "tokens": token_plots.tokens_figure(result),
         "tokens_note": answers.note(f"{token_findings.tokens_sentence(result)} {_scroll(result)}"),
         **over_pictures(result),
+        **answers_about_scenes(result),
         "table": dict(zip(("headers", "data"), importance_table.display_rows(result), strict=True)),
         "facts": answers.fact_list(findings.facts(result), result["notices"]),
         "result": result,
@@ -158,6 +160,16 @@ def over_pictures(result: dict) -> dict:
         "pictures": answers.pictures(result["pictures"]),
         "layer": gr.update(value=layer, maximum=len(result["layers"]) - 1),
         **in_layer(result, layer),
+    }
+
+
+def answers_about_scenes(result: dict) -> dict:
+    """What was recorded of a model's answers about generated pictures, if anything was."""
+    recorded = SCENES.get(result["model"])
+    return {
+        "scenes_box": gr.update(visible=recorded is not None),
+        "scenes": recorded and scene_plots.answers_figure(recorded),
+        "scenes_note": answers.note(scene_plots.answers_sentence(recorded) if recorded else ""),
     }
 
 

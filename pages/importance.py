@@ -17,7 +17,8 @@ from .turns import AT_ONCE, ModelEvents
 
 FIGURES = ("caption", "preview", "layers", "layers_note", "choice", "curve", "curve_note", "report")
 OVERLAY = ("overlay", "overlay_note")
-PICTURE_PARTS = ("over", "pictures", "layer", *OVERLAY)  # there for results with pictures only
+SCENES_PARTS = ("scenes_box", "scenes", "scenes_note")
+PICTURE_PARTS = ("over", "pictures", "layer", *OVERLAY, *SCENES_PARTS)  # there for results with pictures only
 REST = ("ablation", "ablation_note", "tokens", "tokens_note", "table", "facts", "json", "csv", "result")
 OUTPUTS = ("alert", "status", "notices", *FIGURES, *REST, *PICTURE_PARTS)
 SOURCE_PARTS = ("own", "file", "picture_box", "question", "prompt_tokens")  # of which each source has its own
@@ -109,6 +110,8 @@ def column() -> dict:
         r["layer"] = slider(0, 1, value=0, step=1, label="Layer", elem_id="layer")
         results.plot("overlay")
         results.words("overlay_note")
+    with gr.Column(visible=False, elem_id="scenes_box") as r["scenes_box"]:
+        results.figure("scenes", "What a cutoff costs in answers about pictures")
     with gr.Accordion("The numbers as a table", open=False, elem_id="numbers"):
         results.table("table")
     with gr.Accordion("Details of the analysis", open=False):

@@ -30,6 +30,7 @@ EMBEDDED = {
 IMPORTANCE = {
     name: recorded.load(path) for name in EMBEDDED if (path := recorded.RECORDED / f"importance-{name}.json").exists()
 }
+SCENES = {path.stem.removeprefix("scenes-"): recorded.load(path)[0] for path in recorded.RECORDED.glob("scenes-*.json")}
 BEGINNING = 0.0, "Loading the model"
 HUB_NAME = r"(https?://)?[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)+/?"
 

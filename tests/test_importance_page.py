@@ -272,7 +272,7 @@ def test_the_source_fits_the_model_that_is_picked():
     for source in analysis_settings.CHOICES:
         updates = zip(importance.SOURCE_PARTS, importance.source_parts(source), strict=True)
         visible = {name: update["visible"] for name, update in updates}
-        assert visible["question"] == visible["images"] == (source == "picture")
+        assert visible["question"] == visible["picture_box"] == (source == "picture")
         assert visible["prompt_tokens"] == (source not in ("picture", "scenes"))
     assert "depends on its picture" in importance.looked_ahead("shapes-vl", 16, 128, 32, 0, "scenes")
 
