@@ -61,7 +61,11 @@ TEMPLATE = (
 OTHER_WORDS = ("hello", "hi", "please", "tell", "me", "who", "are", "you", "a", "an", "it", "this", "that", "and",
                "object", "objects", "thing", "things")  # fmt: skip
 
-STEPS, WARM_UP, COOL_DOWN = 1500, 40, 0.4  # the last is the share of the steps in which the rate goes down to nothing
+STEPS, WARM_UP, COOL_DOWN = 1900, 40, 0.4  # the last is the share of the steps in which the rate goes down to nothing
+FOCUS_FROM, FOCUS = (
+    900,
+    {"colour": 3.0, "place": 2.0, "describe": 2.0},
+)  # from this step on: what was learned last weighs more
 SEEING_STEPS, SEEING_PICTURES = 300, 64  # of the vision tower alone
 PICTURES, QUESTIONS, PARTS = 16, 14, 2  # of a step; about each of them; that a step's pictures are computed in
 RATE, MATRIX_RATE, WEIGHT_DECAY, CLIP = 1.5e-3, 1.2e-2, 0.05, 1.0
@@ -169,8 +173,8 @@ def layout(tokenizer):
 
 @dataclass
 class Batch:
-    """One part of a step. ids, segments, learn: [pictures, length]; learn: 1 / (tokens of its answer) where there is
-    something to learn, else 0; positions: [3, pictures, length]; mask: [pictures, 1, length, length]."""
+    """One part of a step. ids, segments, learn: [pictures, length]; learn: the weight of its answer over the answer's
+    tokens, or 0 where there is nothing to learn; positions: [3, pictures, length]; mask: [pictures, 1, length, length]."""
 
     ids: torch.Tensor
     positions: torch.Tensor
@@ -179,8 +183,9 @@ class Batch:
     pixels: dict
 
 
-def batch(tokenizer, processor, rng: random.Random, pictures: int) -> Batch:
-    """Pictures with the questions about them, and one that is put without a picture.
+def batch(tokenizer, processor, rng: random.Random, pictures: int, weights: dict | None = None) -> Batch:
+    """Pictures with the questions about them, and one that is put without a picture. weights: of kinds of questions in
+    the loss, where not 1.
 
     A segment is the front (0), a question that sees it, or one (negative) that sees none of it but the role.
     """
@@ -203,7 +208,8 @@ def batch(tokenizer, processor, rng: random.Random, pictures: int) -> Batch:
             ids += asking + reply
             segments += [-number if blind else number] * length
             positions += range(start, start + length)
-            learn += [0.0] * len(asking) + [1 / len(reply)] * len(reply)
+            weight = (weights or {}).get(question.kind, 1.0)
+            learn += [0.0] * len(asking) + [weight / len(reply)] * len(reply)
         rows.append((ids, segments, positions, learn))
     ids = padded([row[0] for row in rows], tokenizer.pad_token_id)
     segments = padded([row[1] for row in rows], QUESTIONS + 1)
@@ -340,10 +346,12 @@ def train(steps: int | None, resume: bool, cores: int) -> None:
             begun -= state["seconds"]
         steps = steps or STEPS
 
-        def losses(rng: random.Random):
-            return answer_losses(model, batch(tokenizer, processor, rng, PICTURES // PARTS))
-
         for step in range(first, steps):
+            weights = FOCUS if step >= FOCUS_FROM else None
+
+            def losses(rng: random.Random, weights=weights):
+                return answer_losses(model, batch(tokenizer, processor, rng, PICTURES // PARTS, weights))
+
             told = one_step(list(model.parameters()), optimizer, losses, f"{SEED} {step}", rate(step, steps), pool)
             report("answering", step, steps, told, begun)
             if (step + 1) % CHECKPOINT_EVERY == 0 or step + 1 == steps:
