@@ -173,8 +173,8 @@ def layout(tokenizer):
 
 @dataclass
 class Batch:
-    """One part of a step. ids, segments, learn: [pictures, length]; learn: the weight of its answer over the answer's
-    tokens, or 0 where there is nothing to learn; positions: [3, pictures, length]; mask: [pictures, 1, length, length]."""
+    """One part of a step. ids: [pictures, length]; positions: [3, pictures, length]; mask: [pictures, 1, length,
+    length]; learn: [pictures, length], the weight of a token's answer over the tokens of that answer, 0 elsewhere."""
 
     ids: torch.Tensor
     positions: torch.Tensor
