@@ -62,10 +62,8 @@ OTHER_WORDS = ("hello", "hi", "please", "tell", "me", "who", "are", "you", "a", 
                "object", "objects", "thing", "things")  # fmt: skip
 
 STEPS, WARM_UP, COOL_DOWN = 1900, 40, 0.4  # the last is the share of the steps in which the rate goes down to nothing
-FOCUS_FROM, FOCUS = (
-    900,
-    {"colour": 3.0, "place": 2.0, "describe": 2.0},
-)  # from this step on: what was learned last weighs more
+FOCUS_FROM = 900  # from this step on what is learned last weighs more
+FOCUS = {"colour": 3.0, "place": 2.0, "describe": 2.0}
 SEEING_STEPS, SEEING_PICTURES = 300, 64  # of the vision tower alone
 PICTURES, QUESTIONS, PARTS = 16, 14, 2  # of a step; about each of them; that a step's pictures are computed in
 RATE, MATRIX_RATE, WEIGHT_DECAY, CLIP = 1.5e-3, 1.2e-2, 0.05, 1.0
