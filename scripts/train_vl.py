@@ -61,7 +61,7 @@ TEMPLATE = (
 OTHER_WORDS = ("hello", "hi", "please", "tell", "me", "who", "are", "you", "a", "an", "it", "this", "that", "and",
                "object", "objects", "thing", "things")  # fmt: skip
 
-STEPS, WARM_UP, COOL_DOWN = 1900, 40, 0.4  # the last is the share of the steps in which the rate goes down to nothing
+STEPS, WARM_UP, COOL_DOWN = 1700, 40, 0.4  # the last is the share of the steps in which the rate goes down to nothing
 FOCUS_FROM = 900  # from this step on what is learned last weighs more
 FOCUS = {"colour": 3.0, "place": 2.0, "describe": 2.0}
 SEEING_STEPS, SEEING_PICTURES = 300, 64  # of the vision tower alone
