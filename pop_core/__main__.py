@@ -73,6 +73,7 @@ def _quality(options) -> dict:
     if options.scenes is not None:
         if options.image:
             raise PopError("With --scenes the pictures are generated: leave out --image.")
+        _pictures(options)
         engine = _engine(options)
         return scene_quality.measure_scenes(engine, options.scenes, [plan_of(options)], progress=_progress)[0].to_dict()
     engine, counts = _engine(options), (options.prompt_tokens, options.new_tokens, options.segments)
@@ -116,10 +117,12 @@ def _samples(engine, options, given: str | None, checkpoint) -> tuple[list, str]
     if options.prompt is not None:
         prompt = [(pictures["images"], options.prompt, None)]
         return image_samples(engine, prompt, options.new_tokens, checkpoint, options.image_tokens) * count, "one prompt"
-    wordless = given is None and not options.image and calibration.knows_no_text(engine)
+    wordless = given is None and calibration.knows_no_text(engine)
+    if wordless and options.image:
+        raise PopError("This model knows too few words of the calibration text: give --prompt with the picture.")
     if options.scenes or wordless:
         scenes = calibration.scene_prompts(count)
-        return image_samples(engine, scenes, calibration.SCENE_ANSWER, checkpoint), "generated pictures with questions"
+        return image_samples(engine, scenes, options.new_tokens, checkpoint), "generated pictures with questions"
     text = calibration.read_all() if given is None else given
     samples = text_samples(engine, text, options.prompt_tokens, options.new_tokens, count, **pictures)
     return samples, options.text or "calibration text, all kinds"
@@ -195,7 +198,8 @@ def _engine(options):
     from . import baselines, kv_fit
 
     plan, engine = plan_of(options), _load(options)
-    engine.check(plan, sees=bool(getattr(options, "image", None)))
+    sees = bool(getattr(options, "image", None)) or getattr(options, "scenes", None) is not None
+    engine.check(plan, sees)
     kv_fit.ensure(engine, plan, _progress)
     baselines.ensure(engine, plan, _progress)
     return engine

@@ -182,6 +182,8 @@ def _adding(step: Callable, total: Callable[[], float | None], added: list[float
 def random_ids(engine: Engine, count: int) -> torch.Tensor:
     """`[1, count]` ids from a fixed seed."""
     ids = torch.randint(0, engine.spec.vocab, (1, count), generator=torch.Generator().manual_seed(0))
+    if engine.spec.sees:  # the special ones would stand for pictures that are not there
+        ids[torch.isin(ids, torch.tensor(list(engine.loaded.tokenizer.added_tokens_decoder)))] = ids.min()
     return ids.to(engine.loaded.device)
 
 

@@ -122,7 +122,7 @@ def study_steps(
             yield Progress("calibrating", fraction)
     engine.prepare(plan)
     with engine.exclusive(checkpoint):
-        work = _Study(engine, prompt, engine.look(prompt), plan, sampling, methods, rounds, checkpoint)
+        work = _Study(engine, prompt, engine.look(prompt, checkpoint), plan, sampling, methods, rounds, checkpoint)
         try:
             yield from work.steps()
             work.complete = True

@@ -109,7 +109,7 @@ def compare_steps(
     prompt = engine.encode(text, sampling, chat, images, image_tokens)
     with engine.exclusive(checkpoint):
         yield Progress("reading")
-        sight = engine.look(prompt)
+        sight = engine.look(prompt, checkpoint)
         dense, pruned = (Generation(engine, prompt, p, sampling, checkpoint, sight) for p in (DENSE, plan))
         pairs, prefills, divergences, complete = [], {"dense": [], "pruned": []}, None, False
         runs = _Runs(dense, pruned)

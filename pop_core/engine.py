@@ -82,9 +82,9 @@ class Engine:
         self.check_length(len(prompt.ids), sampling.max_new_tokens, prompt.image_tokens)
         return prompt
 
-    def look(self, prompt: Prompt) -> Sight | None:
-        """Run the vision tower on a prompt's pictures; None where it has none."""
-        return self.eyes.look(self.token_ids(prompt.ids), prompt.pixels) if prompt.pixels else None
+    def look(self, prompt: Prompt, checkpoint: Checkpoint = carry_on) -> Sight | None:
+        """Run the vision tower on a prompt's pictures; None where it has none. checkpoint: as for `Eyes.look`."""
+        return self.eyes.look(self.token_ids(prompt.ids), prompt.pixels, checkpoint) if prompt.pixels else None
 
     def check_length(self, prompt_tokens: int, new_tokens: int, image_tokens: int = 0) -> None:
         """Raise before a run that the model's context, or the memory left, cannot hold. image_tokens: of the prompt's;

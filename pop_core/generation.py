@@ -56,7 +56,7 @@ class Generation:
         engine = self.engine
         ids = engine.token_ids(self.prompt.ids)
         engine.prepare(self.plan)
-        self.sight = self.sight or engine.look(self.prompt)
+        self.sight = self.sight or engine.look(self.prompt, self.checkpoint)
         start = time.perf_counter()
         logits, self.state = engine.read(ids, self.plan, self.sampling.max_new_tokens, self.checkpoint, self.sight)
         self._take(logits)

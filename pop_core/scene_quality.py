@@ -55,6 +55,8 @@ def measure_scenes(
         raise PopError(f"The number of scenes is {number:,}; it must be 1 to {MOST_SCENES:,}.")
     for plan in plans:
         engine.check(plan, sees=True)
+    if not engine.ends:
+        raise PopError("This model has no end token, so it cannot end an answer, and none would be exact.")
     totals = [_Total() for _ in plans]
     with engine.exclusive(checkpoint):
         for at, (scene, questions) in enumerate(scenes.held_out_questions(number)):

@@ -109,8 +109,9 @@ def _in_chat(tokenizer, images: int) -> tuple[str, str]:
     except Exception as error:  # a template is code that came with the model
         raise PopError(f"This model's chat template cannot be used ({error}); run it with a plain prompt.") from None
     before, found, after = rendered.partition(_SLOT)
-    if not found:
-        raise PopError("This model's chat template drops the user's text; run it with a plain prompt.")
+    if not found or _SLOT in after:
+        what = "repeats" if found else "drops"
+        raise PopError(f"This model's chat template {what} the user's text; run it with a plain prompt.")
     return before, after
 
 

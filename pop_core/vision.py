@@ -6,6 +6,7 @@ positions are computed here, since the stock forward keeps them (`rope_deltas`) 
 """
 
 from collections.abc import Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,9 @@ from .families import FAMILIES, SEEING
 from .pictures import MOST_PICTURES, Picture, open_picture, thumbnail
 from .plan import whole_number
 from .sight import Place, Sight
+from .stopping import Checkpoint, carry_on
 from .timing import milliseconds
+from .units import count
 
 MOST_TOKENS = 1280  # of one picture, where nobody asks for more: larger ones are scaled down, and that is said
 HIGHEST_MOST = 16_384
@@ -38,6 +41,18 @@ class Pixels:
         return sum(fact["tokens"] for fact in self.facts)
 
 
+@dataclass(frozen=True)
+class Grid:
+    """How a picture is seen: its tokens, the pixels that it is scaled to, and the limit on tokens that made it smaller
+    than the model's own processor would have it, or 0."""
+
+    rows: int
+    columns: int
+    width: int
+    height: int
+    limit: int = 0
+
+
 class Eyes:
     """What a loaded model of one family sees with; holds nothing of a run.
 
@@ -47,27 +62,37 @@ class Eyes:
     def __init__(self, loaded):
         self.model, self.processor, self.device = loaded.model, loaded.image_processor, loaded.device
         self.config, self.token_text = loaded.model.config, loaded.tokenizer.convert_ids_to_tokens
-        self.placeholder = self._placeholder()
+        self.placeholder, self.room = self._placeholder(), loaded.spec.max_positions
 
     def prepare(self, images: Sequence, most_tokens: int | None = None) -> Pixels:
-        """Anything that `open_picture` takes, in the order of the prompt. most_tokens: that each picture is scaled to;
-        None for what the model's own processor takes, up to `MOST_TOKENS`. Raises `PopError`."""
+        """Anything that `open_picture` takes, in the order of the prompt. Raises `PopError`.
+
+        most_tokens: that each picture is scaled to, as nearly as its shape allows and never more; None for what the
+        model's own processor takes, up to `MOST_TOKENS`.
+        """
         if len(images) > MOST_PICTURES:
             raise PopError(f"There are {len(images):,} pictures; a prompt takes at most {MOST_PICTURES}.")
-        pictures = [open_picture(image) for image in images]
-        tensors, seen = self._processed(pictures, checked_most(most_tokens))
+        pictures, most = [open_picture(image) for image in images], checked_most(most_tokens)
+        grids = [self._grid(picture.image, most) for picture in pictures]
+        total = sum(grid.rows * grid.columns for grid in grids)
+        if total >= self.room:  # before a pixel is scaled: what does not fit may be large
+            raise PopError(
+                f"The pictures take {total:,} tokens; with the text, {self.room:,} fit this model's context."
+            )
         facts, notices = [], []
-        for picture, (rows, columns, width, height, limited) in zip(pictures, seen, strict=True):
+        for picture, grid in zip(pictures, grids, strict=True):
             notices += picture.notices
-            fact = {"width": picture.width, "height": picture.height, "seen_width": width, "seen_height": height}
-            fact |= {"tokens": rows * columns, "rows": rows, "columns": columns}
+            tokens = grid.rows * grid.columns
+            fact = {"width": picture.width, "height": picture.height}
+            fact |= {"seen_width": grid.width, "seen_height": grid.height}
+            fact |= {"tokens": tokens, "rows": grid.rows, "columns": grid.columns}
             facts.append(fact | {"thumbnail": thumbnail(picture.image)})
-            if limited:
+            if grid.limit:
                 notices.append(
-                    f"A picture of {picture.width:,} x {picture.height:,} pixels was scaled to {width:,} x {height:,}, "
-                    f"so that it takes {rows * columns:,} tokens: at most {limited:,} are allowed."
+                    f"A picture of {picture.width:,} x {picture.height:,} pixels was scaled to {grid.width:,} x "
+                    f"{grid.height:,}, so that it takes {count(tokens, 'token')}: at most {grid.limit:,} are allowed."
                 )
-        return Pixels(tensors, tuple(facts), tuple(dict.fromkeys(notices)))
+        return Pixels(self._tensors(pictures, grids), tuple(facts), tuple(dict.fromkeys(notices)))
 
     def in_full(self, tokens: int) -> str:
         """What takes the placeholder's place in the text, for a picture of so many tokens."""
@@ -80,14 +105,16 @@ class Eyes:
     def _placeholder(self) -> str:
         raise NotImplementedError
 
-    def look(self, ids: torch.Tensor, pixels: Pixels) -> Sight:
-        """Run the vision tower. ids: `[1, N]`, the prompt with its image tokens. Raises `PopError` where the number of
-        image tokens in the prompt is not that of the pictures."""
+    def look(self, ids: torch.Tensor, pixels: Pixels, checkpoint: Checkpoint = carry_on) -> Sight:
+        """Run the vision tower. ids: `[1, N]`, the prompt with its image tokens. checkpoint: called before each layer
+        of the tower; may raise to abandon it. Raises `PopError` where the number of image tokens in the prompt is not
+        that of the pictures."""
         found = []
         with torch.inference_mode(False), torch.no_grad():  # a backward pass may follow
             places = self._places(ids[0], pixels)
             tensors = {name: value.to(self.device) for name, value in pixels.tensors.items()}
-            ms = milliseconds(lambda: found.append(self._seen(tensors)), self.device)
+            with _watched(self._tower, checkpoint):
+                ms = milliseconds(lambda: found.append(self._seen(tensors)), self.device)
             features, deepstack = found[0]
             return Sight(places, features, deepstack, self._positions(ids, tensors), ms)
 
@@ -97,6 +124,10 @@ class Eyes:
 
     def forget(self) -> None:
         """Take away what a stock forward left on the model."""
+
+    @property
+    def _tower(self) -> torch.nn.Module:
+        raise NotImplementedError
 
     def _places(self, ids: torch.Tensor, pixels: Pixels) -> tuple[Place, ...]:
         slots = (ids == self.config.image_token_id).nonzero().flatten().tolist()
@@ -108,8 +139,12 @@ class Eyes:
             at += fact["tokens"]
         return tuple(places)
 
-    def _processed(self, pictures: list[Picture], most: int | None) -> tuple[dict, list[tuple]]:
-        """The tower's arguments, and of each picture (rows, columns, width, height, the limit that scaled it or 0)."""
+    def _grid(self, image, most: int | None) -> Grid:
+        """How a picture is seen, known from its size alone."""
+        raise NotImplementedError
+
+    def _tensors(self, pictures: list[Picture], grids: list[Grid]) -> dict:
+        """The tower's arguments."""
         raise NotImplementedError
 
     def _seen(self, tensors: dict) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
@@ -124,6 +159,10 @@ class QwenEyes(Eyes):
     """Qwen2.5-VL and Qwen3-VL: a picture takes as many tokens as its size asks for, and has positions in two
     dimensions (M-RoPE)."""
 
+    @property
+    def _tower(self):
+        return self.model.model.visual
+
     def in_full(self, tokens):
         return self.placeholder * tokens
 
@@ -135,30 +174,26 @@ class QwenEyes(Eyes):
     def _placeholder(self):
         return self.token_text(self.config.image_token_id)
 
-    def _processed(self, pictures, most):
-        made, seen = [], []
-        merge, patch = self.processor.merge_size, self.processor.patch_size
-        for picture in pictures:
-            size, limit = self._size(picture.image, most)
-            made.append(self.processor([picture.image], size=size, return_tensors="pt"))
-            _, rows, columns = made[-1]["image_grid_thw"][0].tolist()
-            seen.append((rows // merge, columns // merge, columns * patch, rows * patch, limit))
-        return {name: torch.cat([one[name] for one in made]) for name in ("pixel_values", "image_grid_thw")}, seen
-
-    def _size(self, image, most: int | None) -> tuple[dict, int]:
-        """The bounds that a picture is scaled to, in pixels, and the limit on tokens that makes it smaller, or 0."""
+    def _grid(self, image, most):
         own, side = self.processor.size, self.processor.patch_size * self.processor.merge_size
-        least, largest, limit = own["shortest_edge"], own["longest_edge"], most or MOST_TOKENS
-        if not most and largest <= limit * side * side:
-            return {"shortest_edge": least, "longest_edge": largest}, 0
-        bound = limit * side * side
-        limited = bound < min(image.width * image.height, largest)
-        while True:  # the processor rounds up where it enlarges, and of a strip it keeps a whole row of tokens
-            least = bound if most else min(least, bound)
-            height, width = smart_resize(image.height, image.width, side, least, bound)
-            if height * width <= limit * side * side:
-                return {"shortest_edge": least, "longest_edge": bound}, limit if limited else 0
-            bound = int(0.95 * bound)
+        bounds = own["shortest_edge"], own["longest_edge"]
+        height, width = smart_resize(image.height, image.width, side, *bounds)
+        rows, columns, limit = height // side, width // side, most or MOST_TOKENS
+        if not most and rows * columns <= limit:
+            return Grid(rows, columns, width, height)
+        # the most tokens within the limit that keep the picture's shape, but for rounding
+        scale = (limit / (image.height * image.width)) ** 0.5
+        down, across = (max(1, int(length * scale)) for length in (image.height, image.width))
+        down = max(1, min(down, limit // across))
+        across = min(across, limit // down)
+        return Grid(down, across, across * side, down * side, limit if down * across < rows * columns else 0)
+
+    def _tensors(self, pictures, grids):
+        made = []
+        for picture, grid in zip(pictures, grids, strict=True):
+            image = picture.image.resize((grid.width, grid.height), self.processor.resample)
+            made.append(self.processor([image], do_resize=False, return_tensors="pt"))
+        return {name: torch.cat([one[name] for one in made]) for name in ("pixel_values", "image_grid_thw")}
 
     def stock_arguments(self, ids, pixels):
         tensors = {name: value.to(self.device) for name, value in pixels.tensors.items()}
@@ -187,6 +222,10 @@ class QwenEyes(Eyes):
 class GemmaEyes(Eyes):
     """Gemma 3: every picture is scaled to one square and takes the same number of tokens, in ordinary positions."""
 
+    @property
+    def _tower(self):
+        return self.model.model.vision_tower
+
     def in_full(self, tokens):
         image, end = (self.token_text(i) for i in (self.config.image_token_id, self.config.eoi_token_id))
         return f"\n\n{self.placeholder}{image * tokens}{end}\n\n"
@@ -194,14 +233,16 @@ class GemmaEyes(Eyes):
     def _placeholder(self):
         return self.token_text(self.config.boi_token_id)
 
-    def _processed(self, pictures, most):
-        tokens = self.config.mm_tokens_per_image
+    def _grid(self, image, most):
+        tokens, size = self.config.mm_tokens_per_image, self.processor.size
         if most and most != tokens:
             raise PopError(f"This model takes {tokens} tokens for every picture; {most:,} cannot be had.")
-        made = self.processor([p.image for p in pictures], do_pan_and_scan=False, return_tensors="pt")
-        height, width = made["pixel_values"].shape[-2:]
         side = round(tokens**0.5)
-        return {"pixel_values": made["pixel_values"]}, [(side, side, width, height, 0)] * len(pictures)
+        return Grid(side, side, size["width"], size["height"])
+
+    def _tensors(self, pictures, grids):
+        made = self.processor([p.image for p in pictures], do_pan_and_scan=False, return_tensors="pt")
+        return {"pixel_values": made["pixel_values"]}
 
     def stock_arguments(self, ids, pixels):
         seen = self.model.model.get_image_features(pixels.tensors["pixel_values"].to(self.device), return_dict=True)
@@ -216,6 +257,18 @@ def eyes_of(loaded) -> Eyes:
     if not loaded.spec.sees:
         raise PopError(f"{loaded.name} reads text only and cannot see a picture; {WHO_SEES}.")
     return GemmaEyes(loaded) if loaded.spec.family == "gemma3" else QwenEyes(loaded)
+
+
+@contextmanager
+def _watched(tower: torch.nn.Module, checkpoint: Checkpoint):
+    """Call `checkpoint` before each of a tower's layers; nothing stays on it."""
+    layers = max((part for part in tower.modules() if isinstance(part, torch.nn.ModuleList)), key=len)
+    hooks = [layer.register_forward_pre_hook(lambda *_: checkpoint()) for layer in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def checked_most(value) -> int | None:

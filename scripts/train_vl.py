@@ -15,9 +15,10 @@ import argparse
 import random
 import re
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -27,6 +28,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast, Qwen3VLConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl import Qwen3VLForConditionalGeneration
+from transformers.models.qwen3_vl.modeling_qwen3_vl import apply_rotary_pos_emb
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from pop_core import DENSE, Engine, load_model
@@ -38,13 +40,29 @@ from pop_core.scenes import (
     NO_PICTURE,
     SHAPES,
     Question,
+    Scene,
     draw_scene,
     picture,
     questions,
 )
 
 FOLDER = Path(__file__).resolve().parent.parent / "assets" / "models" / "shapes-vl"
-SEED = 2026
+
+
+@dataclass(frozen=True)
+class Stage:
+    """How answering is practised from step `first` on. questions: about each picture, the one without it included;
+    weights: of kinds in the loss, where not 1; by_shape: questions that find a thing by its shape come first, and,
+    guided, the shape's word is taught to look at that thing."""
+
+    first: int
+    questions: int
+    weights: dict = field(default_factory=dict)
+    by_shape: bool = False
+    guided: bool = False
+
+
+SEED, WHITE = 2026, (255, 255, 255)
 SIDE, PATCH, MERGE = 96, 8, 2  # pixels of a picture and a patch; patches a side of an image token
 IMAGE_TOKENS = (SIDE // PATCH // MERGE) ** 2
 SPECIAL = ("<unk>", "<pad>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
@@ -61,14 +79,20 @@ TEMPLATE = (
 OTHER_WORDS = ("hello", "hi", "please", "tell", "me", "who", "are", "you", "a", "an", "it", "this", "that", "and",
                "object", "objects", "thing", "things")  # fmt: skip
 
-STEPS, WARM_UP, COOL_DOWN = 1700, 40, 0.4  # the last is the share of the steps in which the rate goes down to nothing
-FOCUS_FROM = 900  # from this step on what is learned last weighs more
-FOCUS = {"colour": 3.0, "place": 2.0, "describe": 2.0}
+STEPS, WARM_UP, COOL_DOWN = 2100, 40, 0.4  # the last is the share of the steps in which the rate goes down to nothing
 SEEING_STEPS, SEEING_PICTURES = 300, 64  # of the vision tower alone
-PICTURES, QUESTIONS, PARTS = 16, 14, 2  # of a step; about each of them; that a step's pictures are computed in
+PICTURES, PARTS = 16, 2  # of a step; that these are computed in
 RATE, MATRIX_RATE, WEIGHT_DECAY, CLIP = 1.5e-3, 1.2e-2, 0.05, 1.0
 EMPTY_WEIGHT = 0.15  # of the many cells without a thing, while seeing is learned
 CHECKPOINT_EVERY, REPORT_EVERY, HELD_OUT_SCENES = 100, 25, 400
+LATE = {"colour": 3.0, "place": 2.0, "describe": 2.0}
+STAGES = (  # from which step on; questions about a picture; weights of kinds in the loss; those that name a shape first
+    Stage(0, 14),
+    Stage(900, 14, LATE),
+    Stage(1200, 9, LATE, by_shape=True),  # to find a thing by its shape was still a guess, by its colour it was not
+    Stage(1500, 9, LATE, by_shape=True, guided=True),  # and practice alone did not change that
+)
+GUIDED = ((0, 0),)  # layers, and heads of them, taught to look from a shape's word at the thing: this one finds colours
 SINCE: list[tuple[float, float]] = []  # loss and share of right ones of the steps since the last report
 
 
@@ -172,18 +196,19 @@ def layout(tokenizer):
 @dataclass
 class Batch:
     """One part of a step. ids: [pictures, length]; positions: [3, pictures, length]; mask: [pictures, 1, length,
-    length]; learn: [pictures, length], the weight of a token's answer over the tokens of that answer, 0 elsewhere."""
+    length]; learn: [pictures, length], the weight of a token's answer over the tokens of that answer, 0 elsewhere.
+    looks: (row, slot of a word, which image tokens it should look at), to guide attention."""
 
     ids: torch.Tensor
     positions: torch.Tensor
     mask: torch.Tensor
     learn: torch.Tensor
     pixels: dict
+    looks: list
 
 
-def batch(tokenizer, processor, rng: random.Random, pictures: int, weights: dict | None = None) -> Batch:
-    """Pictures with the questions about them, and one that is put without a picture. weights: of kinds of questions in
-    the loss, where not 1.
+def batch(tokenizer, processor, rng: random.Random, pictures: int, stage: Stage) -> Batch:
+    """Pictures with the questions about them, and one that is put without a picture.
 
     A segment is the front (0), a question that sees it, or one (negative) that sees none of it but the role.
     """
@@ -192,25 +217,33 @@ def batch(tokenizer, processor, rng: random.Random, pictures: int, weights: dict
     front_positions = torch.tensor(positions_of_front(len(front), role))
     first = int(front_positions.max()) + 1
     scenes = [draw_scene(rng) for _ in range(pictures)]
-    rows = []
+    rows, looks = [], []
     for scene in scenes:
         ids, segments, positions, learn = list(front), [0] * len(front), [], [0.0] * len(front)
         asked = questions(scene, rng)
         whole = next(q for q in asked if q.kind == "describe")
-        others = [q for q in asked if q is not whole][: QUESTIONS - 2]
+        others = [q for q in asked if q is not whole]
+        if stage.by_shape:
+            others.sort(key=lambda question: shape_sought(question) is None)
+        others = others[: stage.questions - 2]
         for number, question in enumerate([whole, *others, Question("blind", blind_prompt(rng), NO_PICTURE)], 1):
             blind = question.kind == "blind"
             asking = tokenizer(" " + question.text, add_special_tokens=False).input_ids + between
             reply = [*tokenizer(" " + question.answer, add_special_tokens=False).input_ids, end]
             start, length = role if blind else first, len(asking) + len(reply)
+            if stage.guided and (shape := shape_sought(question)):
+                word = len(ids) + asking.index(tokenizer.convert_tokens_to_ids(f"▁{shape}"))
+                thing = next(thing for thing in scene.things if thing.shape == shape)
+                cell = contents(Scene((thing,), WHITE))[:, 0] > 0
+                looks.append((len(rows), word, cell))
             ids += asking + reply
             segments += [-number if blind else number] * length
             positions += range(start, start + length)
-            weight = (weights or {}).get(question.kind, 1.0)
+            weight = stage.weights.get(question.kind, 1.0)
             learn += [0.0] * len(asking) + [weight / len(reply)] * len(reply)
         rows.append((ids, segments, positions, learn))
     ids = padded([row[0] for row in rows], tokenizer.pad_token_id)
-    segments = padded([row[1] for row in rows], QUESTIONS + 1)
+    segments = padded([row[1] for row in rows], stage.questions + 1)
     length = ids.shape[1]
     later = padded([row[2] for row in rows], 0)[:, : length - len(front)]
     here, there = segments[:, :, None], segments[:, None, :]
@@ -221,7 +254,14 @@ def batch(tokenizer, processor, rng: random.Random, pictures: int, weights: dict
         mask=(seen & torch.ones(length, length, dtype=torch.bool).tril())[:, None],
         learn=padded([row[3] for row in rows], 0.0),
         pixels=processor([picture(scene) for scene in scenes], return_tensors="pt"),
+        looks=looks,
     )
+
+
+def shape_sought(question: Question) -> str | None:
+    """The shape by which a question finds the thing that it asks about."""
+    words = re.findall(r"\w+", question.text)
+    return next((shape for shape in SHAPES if shape in words), None) if question.kind in ("colour", "place") else None
 
 
 def positions_of_front(length: int, role: int) -> list[list[int]]:
@@ -252,6 +292,9 @@ def answer_losses(model, part: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     places = ids == model.config.image_token_id
     seen = inner.get_image_features(part.pixels["pixel_values"], part.pixels["image_grid_thw"], return_dict=True)
     embeddings = inner.get_input_embeddings()(ids).masked_scatter(places[..., None], torch.cat(seen.pooler_output))
+    guides = [
+        Guide(inner.language_model.layers[layer], head, part.looks, places) for layer, head in GUIDED if part.looks
+    ]
     hidden = inner.language_model(
         inputs_embeds=embeddings,
         position_ids=part.positions,
@@ -263,7 +306,34 @@ def answer_losses(model, part: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     learn = part.learn[:, 1:] > 0
     logits, targets, weights = model.lm_head(hidden[:, :-1][learn]), ids[:, 1:][learn], part.learn[:, 1:][learn]
     loss = (F.cross_entropy(logits, targets, reduction="none") * weights).sum() / weights.sum()
+    loss = loss + sum(guide.loss() for guide in guides)
     return loss, (logits.detach().argmax(-1) == targets).float().mean()
+
+
+class Guide:
+    """Watches a layer in one forward pass of this thread, and tells how far a head is from looking where it should."""
+
+    def __init__(self, layer, head: int, looks: list, places: torch.Tensor):
+        self.attention, self.head, self.looks, self.places = layer.self_attn, head, looks, places
+        self.thread = threading.get_ident()  # the other half of the step runs in another one
+        self.hook = self.attention.register_forward_pre_hook(self._see, with_kwargs=True)
+
+    def _see(self, module, arguments, options) -> None:
+        if threading.get_ident() == self.thread:
+            self.hidden, self.turns = options["hidden_states"], options["position_embeddings"]
+
+    def loss(self) -> torch.Tensor:
+        """Minus the log of the share of attention to image tokens that falls on the right ones, mean over the looks."""
+        self.hook.remove()
+        shape = (*self.hidden.shape[:2], -1, self.attention.head_dim)
+        queries = self.attention.q_norm(self.attention.q_proj(self.hidden).view(shape)).transpose(1, 2)
+        keys = self.attention.k_norm(self.attention.k_proj(self.hidden).view(shape)).transpose(1, 2)
+        queries, keys = apply_rotary_pos_emb(queries, keys, *self.turns)
+        rows, words, cells = zip(*self.looks, strict=True)
+        asked = queries[list(rows), self.head, list(words)]
+        seen = torch.stack([keys[row, 0][self.places[row]] for row in rows])
+        scores = (seen @ asked[:, :, None])[..., 0] * self.attention.scaling
+        return -(scores.log_softmax(-1).masked_fill(~torch.stack(cells), -1e9).logsumexp(-1)).mean()
 
 
 class Optimizer:
@@ -345,10 +415,10 @@ def train(steps: int | None, resume: bool, cores: int) -> None:
         steps = steps or STEPS
 
         for step in range(first, steps):
-            weights = FOCUS if step >= FOCUS_FROM else None
+            stage = next(stage for stage in reversed(STAGES) if step >= stage.first)
 
-            def losses(rng: random.Random, weights=weights):
-                return answer_losses(model, batch(tokenizer, processor, rng, PICTURES // PARTS, weights))
+            def losses(rng: random.Random, stage=stage):
+                return answer_losses(model, batch(tokenizer, processor, rng, PICTURES // PARTS, stage))
 
             told = one_step(list(model.parameters()), optimizer, losses, f"{SEED} {step}", rate(step, steps), pool)
             report("answering", step, steps, told, begun)

@@ -17,6 +17,7 @@ from pop_core.errors import Cancelled, PopError
 from pop_core.loading import load_model
 from pop_core.plan import DENSE, Plan, PrefillCut
 from pop_core.run import median, ratio
+from pop_core.samples import text_samples
 from pop_core.sampling import Sampling
 from pop_core.timing import interleaved, speedup
 
@@ -112,10 +113,9 @@ def test_first_difference_is_the_index_of_the_first_other_token():
 
 
 def test_quality_orders_plans_and_dense_costs_nothing(engine):
-    segments = quality.text_segments(engine, TEXT * 12, 40, 10, 4)
-    dense, lossless, cut, deeper = quality.measure(
-        engine, segments, 40, [DENSE, LOSSLESS, Plan(PrefillCut(3)), Plan(PrefillCut(1))]
-    )
+    samples = text_samples(engine, TEXT * 12, 40, 10, 4, spread=False)
+    plans = [DENSE, LOSSLESS, Plan(PrefillCut(3)), Plan(PrefillCut(1))]
+    dense, lossless, cut, deeper = quality.measure(engine, samples, plans)
     assert dense.kl == 0 and dense.agreement == 1 and dense.loss == dense.loss_dense
     assert lossless.kl == pytest.approx(0, abs=1e-6)
     assert 0 < cut.kl < deeper.kl
@@ -123,9 +123,9 @@ def test_quality_orders_plans_and_dense_costs_nothing(engine):
 
 
 def test_quality_reads_the_loss_that_the_stock_model_has(engine):
-    segments = quality.text_segments(engine, TEXT * 4, 30, 8, 2)
-    measured = quality.measure(engine, segments, 30, [DENSE])[0]
-    ids = torch.tensor(segments)
+    samples = text_samples(engine, TEXT * 4, 30, 8, 2, spread=False)
+    measured = quality.measure(engine, samples, [DENSE])[0]
+    ids = torch.tensor([sample.ids for sample in samples])
     logits = engine.loaded.model(ids).logits[:, 29:-1]
     assert measured.loss == pytest.approx(
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 30:].flatten()).item(), abs=1e-5

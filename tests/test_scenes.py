@@ -110,7 +110,9 @@ def test_a_packed_question_is_read_as_if_it_were_alone(trainer):
     """The loss of a batch is the mean over its answers, each read by the stock forward with its own prompt."""
     tokenizer, processor, model = trainer
     with torch.no_grad():
-        loss, _ = train_vl.answer_losses(model, train_vl.batch(tokenizer, processor, random.Random(5), 1))
+        loss, _ = train_vl.answer_losses(
+            model, train_vl.batch(tokenizer, processor, random.Random(5), 1, train_vl.STAGES[0])
+        )
         alone = [_stock_loss(trainer, *question) for question in packed(5)]
     assert loss.item() == pytest.approx(sum(alone) / len(alone), abs=1e-5)
 
@@ -121,7 +123,7 @@ def packed(seed: int):
     some = scenes.draw_scene(rng)
     asked = scenes.questions(some, rng)
     whole = next(q for q in asked if q.kind == "describe")
-    for question in [whole, *[q for q in asked if q is not whole][: train_vl.QUESTIONS - 2]]:
+    for question in [whole, *[q for q in asked if q is not whole][: train_vl.STAGES[0].questions - 2]]:
         yield scenes.picture(some), question.text, question.answer
     yield None, train_vl.blind_prompt(rng), scenes.NO_PICTURE
 
