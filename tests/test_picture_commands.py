@@ -8,13 +8,16 @@ import torch
 from tiny_files import tiny_folder
 from tiny_vision import SEEING_MAKERS, scribble, seeing_folder
 
-from pop_core import scene_quality, scenes
+from pop_core import quality, scene_quality, scenes
 from pop_core.__main__ import main
 from pop_core.bench import bench_prefill
+from pop_core.compare import compare
+from pop_core.divergence import divergence, mean
 from pop_core.engine import Engine
 from pop_core.errors import BrokenModel, PopError
 from pop_core.loading import load_model
 from pop_core.plan import DENSE, Plan, PrefillCut
+from pop_core.samples import text_samples
 from pop_core.sampling import Sampling
 from pop_core.text import encode_text
 
@@ -190,3 +193,44 @@ def test_a_missing_image_processor_is_said(folder, tmp_path):
     (copy / "preprocessor_config.json").unlink()
     with pytest.raises(BrokenModel, match="image processor"):
         load_model(str(copy))
+
+
+def test_what_is_measured_is_measured_on_the_picture(engine, picture):
+    """KL of a comparison, of a text and of scenes, each against logits of the same prompt with its picture."""
+    plan, sampling = Plan(PrefillCut(3)), Sampling(6)
+    found = compare(engine, "Hi", plan, sampling=sampling, repeats=1, images=[picture])
+    prompt = engine.encode("Hi", sampling, images=[picture])
+    ids, answer, sight = engine.token_ids(prompt.ids), engine.token_ids(found.dense["tokens"]), engine.look(prompt)
+    logits = [engine.continuation_logits(ids, answer, p, sight) for p in (DENSE, plan)]
+    assert found.kl == pytest.approx(mean(divergence(*logits)[0]), rel=1e-4) and found.kl > 1e-3
+    (sample,) = text_samples(engine, "the old dog sleeps under the tree", 12, 4, 1, [picture], spread=False)
+    prompt = engine.token_ids(sample.ids[: sample.prompt_tokens])
+    text, sight = engine.token_ids(sample.ids[sample.prompt_tokens :]), engine.look(sample.prompt)
+    logits = [engine.continuation_logits(prompt, text, p, sight) for p in (DENSE, plan)]
+    measured = quality.measure(engine, [sample], [plan])[0]
+    assert measured.kl == pytest.approx(mean(divergence(*logits)[0]), rel=1e-4)
+
+
+def test_every_token_of_an_answer_counts():
+    target = [5, 6, 7, 8, 9, 0]
+    for wrong in range(6):
+        logits = torch.zeros(6, 20)
+        logits[range(6), [*target[:-1], 3]] = 1
+        assert scene_quality._exact(logits, target, frozenset([3]))
+        logits[wrong, 11] = 2
+        assert not scene_quality._exact(logits, target, frozenset([3]))
+
+
+def test_shapes_vl_answers_and_a_deep_cut_costs_answers():
+    """The bundled model: most answers about held-out scenes are exact, and counts by kind add up to the shares."""
+    engine = Engine(load_model("shapes-vl"))
+    found, same = scene_quality.measure_scenes(engine, 12, [Plan(PrefillCut(3)), Plan(PrefillCut(11))])
+    counts = found.by_kind.values()
+    assert found.accuracy_dense >= 0.8
+    assert found.accuracy < found.accuracy_dense - 0.1 and found.kl > 0.1
+    assert same.accuracy == same.accuracy_dense and same.agreement == 1
+    assert found.questions == sum(count["questions"] for count in counts)
+    assert found.accuracy == sum(count["plan"] for count in counts) / found.questions
+    assert found.accuracy_dense == sum(count["dense"] for count in counts) / found.questions
+    entries = [measured.to_dict() for measured in (found, same)]
+    assert scene_quality.best_kept(entries, 11) == entries[1]
