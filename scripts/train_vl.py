@@ -118,7 +118,6 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         eos_token="<|im_end|>",
         extra_special_tokens=list(SPECIAL[2:]),
         chat_template=TEMPLATE,
-        model_max_length=4096,
         clean_up_tokenization_spaces=False,
     )
 
