@@ -16,7 +16,7 @@ from pop_core.scenes import held_out_questions, picture  # noqa: E402
 ASSETS = ROOT / "assets"
 MODEL, MOST_TOKENS = "shapes-vl", 32
 CHOSEN = {  # kind of question -> title, number of the held-out scene
-    "describe": ("Describe it", 10),
+    "describe": ("Describe it", 17),
     "colour": ("A colour", 5),
     "shape": ("A shape", 24),
     "place": ("A place", 4),
