@@ -5,6 +5,7 @@ many placeholders into the prompt; `Eyes.look` runs the model's own vision tower
 positions are computed here, since the stock forward keeps them (`rope_deltas`) from one prompt to the next.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ class Grid:
     limit: int = 0
 
 
-class Eyes:
+class Eyes(ABC):
     """What a loaded model of one family sees with; holds nothing of a run.
 
     placeholder: the text that stands for a picture in the family's chat template.
@@ -94,16 +95,17 @@ class Eyes:
                 )
         return Pixels(self._tensors(pictures, grids), tuple(facts), tuple(dict.fromkeys(notices)))
 
+    @abstractmethod
     def in_full(self, tokens: int) -> str:
         """What takes the placeholder's place in the text, for a picture of so many tokens."""
-        raise NotImplementedError
 
     def alone(self) -> str:
         """The placeholder with what the template puts around it, for a prompt without a template."""
         return self.placeholder
 
+    @abstractmethod
     def _placeholder(self) -> str:
-        raise NotImplementedError
+        """The text of the token that stands for a picture in the template."""
 
     def look(self, ids: torch.Tensor, pixels: Pixels, checkpoint: Checkpoint = carry_on) -> Sight:
         """Run the vision tower. ids: `[1, N]`, the prompt with its image tokens. checkpoint: called before each layer
@@ -118,16 +120,19 @@ class Eyes:
             features, deepstack = found[0]
             return Sight(places, features, deepstack, self._positions(ids, tensors), ms)
 
+    @abstractmethod
     def stock_arguments(self, ids: torch.Tensor, pixels: Pixels) -> dict:
         """What the stock forward wants beside ids `[1, N]`, with its tower's output: to time all the rest."""
-        raise NotImplementedError
 
     def forget(self) -> None:
         """Take away what a stock forward left on the model."""
+        if hasattr(self.model.model, "rope_deltas"):
+            self.model.model.rope_deltas = None
 
     @property
+    @abstractmethod
     def _tower(self) -> torch.nn.Module:
-        raise NotImplementedError
+        """The module that looks at pictures."""
 
     def _places(self, ids: torch.Tensor, pixels: Pixels) -> tuple[Place, ...]:
         slots = (ids == self.config.image_token_id).nonzero().flatten().tolist()
@@ -139,17 +144,17 @@ class Eyes:
             at += fact["tokens"]
         return tuple(places)
 
+    @abstractmethod
     def _grid(self, image, most: int | None) -> Grid:
         """How a picture is seen, known from its size alone."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _tensors(self, pictures: list[Picture], grids: list[Grid]) -> dict:
         """The tower's arguments."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _seen(self, tensors: dict) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """Features `[n, hidden]` of all image tokens, and those of DeepStack by level."""
-        raise NotImplementedError
 
     def _positions(self, ids: torch.Tensor, tensors: dict) -> torch.Tensor | None:
         return None
@@ -204,9 +209,6 @@ class QwenEyes(Eyes):
             "image_grid_thw": tensors["image_grid_thw"],
             "mm_token_type_ids": kinds,
         }
-
-    def forget(self):
-        self.model.model.rope_deltas = None
 
     def _seen(self, tensors):
         output = self.model.model.get_image_features(**tensors, return_dict=True)

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from moe_text import KINDS, document
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from training import save_checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3MoeConfig
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.models.qwen3_moe import Qwen3MoeForCausalLM
@@ -257,16 +258,9 @@ def train(steps: int | None, resume: bool) -> None:
                 flush=True,
             )
         if (step + 1) % CHECKPOINT_EVERY == 0 or step + 1 == steps:
-            save_checkpoint(checkpoint, model, optimizer, step + 1, steps, seconds)
+            state = dict(model=model.state_dict(), optimizer=optimizer.state_dict(), step=step + 1, steps=steps)
+            save_checkpoint(checkpoint, state | {"seconds": seconds})
     save(model, tokenizer)
-
-
-def save_checkpoint(file: Path, model, optimizer, step: int, steps: int, seconds: float) -> None:
-    """Whole or as it was: an interrupted save must not cost the run."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    state = dict(model=model.state_dict(), optimizer=optimizer.state_dict(), step=step, steps=steps, seconds=seconds)
-    torch.save(state, file.with_suffix(".tmp"))
-    file.with_suffix(".tmp").replace(file)
 
 
 def save(model, tokenizer) -> None:

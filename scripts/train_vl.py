@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import nn
+from training import Optimizer, save_checkpoint
 from transformers import PreTrainedTokenizerFast, Qwen3VLConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl import Qwen3VLForConditionalGeneration
@@ -82,7 +83,7 @@ OTHER_WORDS = ("hello", "hi", "please", "tell", "me", "who", "are", "you", "a", 
 STEPS, WARM_UP, COOL_DOWN = 2100, 40, 0.4  # the last is the share of the steps in which the rate goes down to nothing
 SEEING_STEPS, SEEING_PICTURES = 300, 64  # of the vision tower alone
 PICTURES, PARTS = 16, 2  # of a step; that these are computed in
-RATE, MATRIX_RATE, WEIGHT_DECAY, CLIP = 1.5e-3, 1.2e-2, 0.05, 1.0
+RATES = (1.5e-3, 1.2e-2, 0.05, 1.0)  # AdamW's and Muon's, Muon's weight decay, and where gradients are clipped
 EMPTY_WEIGHT = 0.15  # of the many cells without a thing, while seeing is learned
 CHECKPOINT_EVERY, REPORT_EVERY, HELD_OUT_SCENES = 100, 25, 400
 LATE = {"colour": 3.0, "place": 2.0, "describe": 2.0}
@@ -335,55 +336,6 @@ class Guide:
         return -(scores.log_softmax(-1).masked_fill(~torch.stack(cells), -1e9).logsumexp(-1)).mean()
 
 
-class Optimizer:
-    """Muon for matrices, AdamW for the rest. `torch.optim.Muon` works in bfloat16, which costs this CPU twenty times as
-    much; Muon itself is momentum, made orthogonal (Jordan et al., 2024), with the step of Liu et al., 2025."""
-
-    def __init__(self, model):
-        named = dict(model.named_parameters())
-        self.matrices = [p for name, p in named.items() if p.dim() == 2 and "embed" not in name]
-        mine = {id(p) for p in self.matrices}
-        rest = [p for p in named.values() if id(p) not in mine]
-        self.adam = torch.optim.AdamW(rest, lr=RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
-        self.momenta = [torch.zeros_like(p) for p in self.matrices]
-
-    def step(self, scale: float, share) -> None:
-        """scale: of the rates. share: maps a function over a list, on all cores."""
-        torch.nn.utils.clip_grad_norm_([*self.matrices, *self.adam.param_groups[0]["params"]], CLIP)
-        for group in self.adam.param_groups:
-            group["lr"] = scale * RATE
-        self.adam.step()
-
-        @torch.no_grad()  # what is switched off in one thread is not in another
-        def one(pair):
-            matrix, momentum = pair
-            momentum.lerp_(matrix.grad, 0.05)
-            update = orthogonal(matrix.grad.lerp(momentum, 0.95))
-            rate = scale * MATRIX_RATE
-            matrix.mul_(1 - rate * WEIGHT_DECAY).add_(update, alpha=-rate * 0.2 * max(matrix.shape) ** 0.5)
-
-        list(share(one, zip(self.matrices, self.momenta, strict=True)))
-
-    def state(self) -> dict:
-        return {"adam": self.adam.state_dict(), "momenta": self.momenta}
-
-    def load(self, state: dict) -> None:
-        self.adam.load_state_dict(state["adam"])
-        self.momenta = state["momenta"]
-
-
-@torch.no_grad()
-def orthogonal(gradient: torch.Tensor) -> torch.Tensor:
-    """About `U V^T` of the gradient's singular value decomposition, by five Newton-Schulz steps."""
-    x = gradient / (gradient.norm() + 1e-7)
-    wide = x.shape[0] <= x.shape[1]
-    x = x if wide else x.T
-    for _ in range(5):
-        square = x @ x.T
-        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
-    return x if wide else x.T
-
-
 def rate(step: int, steps: int) -> float:
     """A short warm-up, then constant, then straight down: a longer run differs only from where it goes down."""
     return min((step + 1) / WARM_UP, 1.0, (1 - step / steps) / COOL_DOWN)
@@ -404,7 +356,7 @@ def train(steps: int | None, resume: bool, cores: int) -> None:
     with ThreadPoolExecutor(cores) as pool:
         if not resume:
             learn_to_see(model, processor, pool, begun)
-        optimizer = Optimizer(model)
+        optimizer = Optimizer(model, *RATES)
         if resume:
             state = torch.load(checkpoint, weights_only=True)
             model.load_state_dict(state["model"])
@@ -432,7 +384,7 @@ def learn_to_see(model, processor, pool, begun: float) -> None:
     visual, classes = model.model.visual, (len(SHAPES) + 1, len(COLOURS) + 1)
     heads = nn.ModuleList(nn.Linear(visual.config.out_hidden_size, sum(classes)) for _ in range(4))
     taught = nn.ModuleList([visual, heads])
-    optimizer, parameters = Optimizer(taught), list(taught.parameters())
+    optimizer, parameters = Optimizer(taught, *RATES), list(taught.parameters())
 
     def losses(rng: random.Random):
         scenes = [draw_scene(rng) for _ in range(SEEING_PICTURES // PARTS)]
@@ -483,13 +435,6 @@ def report(what: str, step: int, steps: int, told: tuple[float, float], begun: f
         SINCE.clear()
         spent = time.perf_counter() - begun
         print(f"{what} {step + 1}/{steps}  loss {loss:.3f}  right {right:.3f}  {spent:.0f} s", flush=True)
-
-
-def save_checkpoint(file: Path, state: dict) -> None:
-    """Whole or as it was: an interrupted save must not cost the run."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(state, file.with_suffix(".tmp"))
-    file.with_suffix(".tmp").replace(file)
 
 
 def save(model, tokenizer, processor) -> None:

@@ -353,7 +353,7 @@ def test_tokens_of_a_picture_may_run_every_layer(engines, name, cut):
     assert gap(logits, one.ours(cut)) < TOLERANCE
 
 
-def test_text_is_answered_as_without_eyes(engines):
+def test_text_alone_reports_no_pictures(engines):
     run = engines("qwen3-vl").generate("Hi there", DENSE, Sampling(4))
     assert (run.image_tokens, run.vision_ms, run.pictures) == (0, 0.0, [])
 
