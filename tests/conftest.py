@@ -1,3 +1,4 @@
+import functools
 import os
 import threading
 from pathlib import Path
@@ -12,6 +13,10 @@ from laws import Subject
 from safetensors.torch import load_file, save_file
 from tiny import MAKERS
 from tiny_files import tiny_folder
+from tiny_vision import seeing_folder
+
+from pop_core.engine import Engine
+from pop_core.loading import load_model
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +29,17 @@ def no_grad():
 def subject(request) -> Subject:
     """Every family in turn."""
     return Subject(request.param)
+
+
+@pytest.fixture(scope="session")
+def engines(tmp_path_factory):
+    """Engines of models that see, by family, made when they are asked for."""
+
+    @functools.cache
+    def engine(name: str) -> Engine:
+        return Engine(load_model(str(seeing_folder(tmp_path_factory.mktemp(name), name))))
+
+    return engine
 
 
 @pytest.fixture(scope="session")
