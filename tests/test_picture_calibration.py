@@ -5,7 +5,6 @@ import time
 import pytest
 import torch
 from laws import gap
-from test_vision import engines  # noqa: F401 (a fixture)
 
 from pop_core import baselines, calibration, kv_fit
 from pop_core.engine import Engine
@@ -37,7 +36,7 @@ def test_a_fit_on_pictures_is_closer_to_dense_on_scenes_that_nobody_saw(cache, m
     assert after.kl < 0.8 * before.kl and after.agreement >= before.agreement
 
 
-def test_a_model_that_knows_text_is_fitted_on_both(engines, cache, monkeypatch):  # noqa: F811
+def test_a_model_that_knows_text_is_fitted_on_both(engines, cache, monkeypatch):
     engine, seen = engines("qwen3-vl"), []
     monkeypatch.setattr(calibration, "calibration_segments", lambda *_: [list(range(3, 60))] * 2)
     monkeypatch.setattr(calibration, "SCENES", 3)
@@ -52,7 +51,7 @@ def test_a_model_that_knows_text_is_fitted_on_both(engines, cache, monkeypatch):
     assert seen[:2] == [None, None] and len(seen) == 5 and all(seen[2:])
 
 
-def test_features_of_a_picture_are_those_of_its_dense_forward(engines):  # noqa: F811
+def test_features_of_a_picture_are_those_of_its_dense_forward(engines):
     """What enters each layer in the stock model, for the whole prompt but its first positions."""
     engine = engines("qwen3-vl")
     sample = calibration.Calibration(engine)[-1 + len(calibration.Calibration(engine))]

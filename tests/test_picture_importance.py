@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 from test_gates import kept_bytes, traces
-from test_vision import engines  # noqa: F401 (a fixture)
 from tiny_vision import SEEING_MAKERS, scribble, tiny_seeing_model
 from torch.nn.functional import cross_entropy
 
@@ -41,7 +40,7 @@ def gradients(engine, sample: Sample, seed: int = 0, **options) -> gates.GateGra
 
 
 @pytest.mark.parametrize("name", SEEING_MAKERS)
-def test_image_tokens_and_text_tokens_add_up_to_what_is_read(engines, name):  # noqa: F811
+def test_image_tokens_and_text_tokens_add_up_to_what_is_read(engines, name):
     engine = engines(name)
     for sample in samples_of(engine):
         found = gradients(engine, sample)
@@ -53,7 +52,7 @@ def test_image_tokens_and_text_tokens_add_up_to_what_is_read(engines, name):  # 
 
 
 @pytest.mark.parametrize("name", ["qwen3-vl", "qwen2.5-vl", "gemma3-vl"])
-def test_the_gate_of_all_image_tokens_has_the_slope_of_the_loss(engines, name):  # noqa: F811
+def test_the_gate_of_all_image_tokens_has_the_slope_of_the_loss(engines, name):
     """In float64, moving the gates of all image tokens of a layer, and of all text tokens, together."""
     engine = engines(name)
     sample = samples_of(engine, 2)[1]
@@ -78,7 +77,7 @@ def test_the_gate_of_all_image_tokens_has_the_slope_of_the_loss(engines, name): 
 
 
 @pytest.mark.parametrize("name", SEEING_MAKERS)
-def test_a_result_tells_the_kinds_apart(engines, name):  # noqa: F811
+def test_a_result_tells_the_kinds_apart(engines, name):
     engine = engines(name)
     samples = samples_of(engine)
     result = json.loads(json.dumps(analyse(engine, samples, ablation=2, tolerance=0.1).to_dict(), allow_nan=False))
@@ -100,7 +99,7 @@ def test_a_result_tells_the_kinds_apart(engines, name):  # noqa: F811
 
 
 @pytest.mark.parametrize("name", SEEING_MAKERS)
-def test_cuts_and_ablation_are_those_of_the_samples_with_their_pictures(engines, name):  # noqa: F811
+def test_cuts_and_ablation_are_those_of_the_samples_with_their_pictures(engines, name):
     engine = engines(name)
     samples = samples_of(engine)
     result = analyse(engine, samples, ablation=1)
@@ -115,7 +114,7 @@ def test_cuts_and_ablation_are_those_of_the_samples_with_their_pictures(engines,
 
 
 @pytest.mark.parametrize("name", ["qwen3-vl", "gemma3-vl"])
-def test_no_order_of_the_samples_changes_anything(engines, name):  # noqa: F811
+def test_no_order_of_the_samples_changes_anything(engines, name):
     """Also where two have the same ids and another picture, and where one is there twice."""
     engine = engines(name)
     same_words = image_samples(engine, [([scribble(16, 16, seed)], "what", "a dog") for seed in (7, 8)], 8)
@@ -125,7 +124,7 @@ def test_no_order_of_the_samples_changes_anything(engines, name):  # noqa: F811
     assert first.layers == other.layers and first.cutoffs_by_kind == other.cutoffs_by_kind
 
 
-def test_the_same_sample_again_draws_other_labels(engines):  # noqa: F811
+def test_the_same_sample_again_draws_other_labels(engines):
     engine = engines("qwen3-vl")
     one = samples_of(engine, 1)
     once, often = analyse(engine, one), analyse(engine, one * 6)
@@ -134,7 +133,7 @@ def test_the_same_sample_again_draws_other_labels(engines):  # noqa: F811
 
 
 @pytest.mark.parametrize("name", SEEING_MAKERS)
-def test_the_token_map_has_every_patch_where_it_is(engines, name):  # noqa: F811
+def test_the_token_map_has_every_patch_where_it_is(engines, name):
     engine = engines(name)
     samples = samples_of(engine, 2)[::-1]  # two pictures in the first one
     result, sight = analyse(engine, samples).to_dict(), engine.look(samples[0].prompt)
@@ -149,7 +148,7 @@ def test_the_token_map_has_every_patch_where_it_is(engines, name):  # noqa: F811
     assert layer_sums(result)[-1] == 0
 
 
-def test_text_with_a_picture_in_front_is_analysed_too(engines):  # noqa: F811
+def test_text_with_a_picture_in_front_is_analysed_too(engines):
     engine = engines("qwen3-vl")
     text = "the cat and the dog walk in a wood " * 20
     result = analyse(engine, text_samples(engine, text, 12, 4, 3, [scribble(16, 16)]))
@@ -159,7 +158,7 @@ def test_text_with_a_picture_in_front_is_analysed_too(engines):  # noqa: F811
     assert not KINDS & set(plain.layers[0]) and "pictures" not in plain.token_map
 
 
-def test_a_cutoff_that_pictures_cannot_have_is_never_recommended(engines):  # noqa: F811
+def test_a_cutoff_that_pictures_cannot_have_is_never_recommended(engines):
     engine = engines("qwen3-vl")
     result = analyse(engine, samples_of(engine), tolerance=1.0)
     assert result.recommended_cutoff == result.lowest_cutoff == 2
@@ -167,7 +166,7 @@ def test_a_cutoff_that_pictures_cannot_have_is_never_recommended(engines):  # no
     assert analyse(engines("gemma3-vl"), samples_of(engines("gemma3-vl")), tolerance=1.0).recommended_cutoff == 1
 
 
-def test_memory_is_judged_by_the_longest_sample(engines, monkeypatch):  # noqa: F811
+def test_memory_is_judged_by_the_longest_sample(engines, monkeypatch):
     engine = engines("qwen3-vl")
     samples = samples_of(engine)
     longest, labels = max(len(sample.ids) for sample in samples), max(sample.new_tokens for sample in samples)
@@ -177,7 +176,7 @@ def test_memory_is_judged_by_the_longest_sample(engines, monkeypatch):  # noqa: 
     assert analysis_bytes(engine.spec, longest - 1, labels, 4, recompute=False) in asked
 
 
-def test_a_sample_that_is_too_long_names_its_pictures(engines, monkeypatch):  # noqa: F811
+def test_a_sample_that_is_too_long_names_its_pictures(engines, monkeypatch):
     engine = engines("qwen3-vl")
     monkeypatch.setattr(importance, "MOST_TOKENS", 20)
     with pytest.raises(PopError, match="of them for pictures; the analysis takes at most 20"):
@@ -186,7 +185,7 @@ def test_a_sample_that_is_too_long_names_its_pictures(engines, monkeypatch):  # 
 
 @pytest.mark.parametrize("end", ["done", "cancelled"])
 @pytest.mark.parametrize("name", SEEING_MAKERS)
-def test_nothing_is_left_on_the_model(engines, name, end):  # noqa: F811
+def test_nothing_is_left_on_the_model(engines, name, end):
     engine = engines(name)
     model, samples = engine.loaded.model, samples_of(engine)
     before, left = traces(model), [None] * (10_000 if end == "done" else 20)
@@ -204,7 +203,7 @@ def test_nothing_is_left_on_the_model(engines, name, end):  # noqa: F811
 
 @pytest.mark.parametrize("size", [(64, 64), (256, 256)])
 @pytest.mark.parametrize("name", SEEING_MAKERS)
-def test_the_memory_asked_for_is_what_a_backward_pass_keeps(engines, name, size):  # noqa: F811
+def test_the_memory_asked_for_is_what_a_backward_pass_keeps(engines, name, size):
     engine, labels = engines(name), 6
     many = [scribble(*size)] * (40 if name.startswith("gemma") else 1)  # there every picture takes four tokens
     sample = image_samples(engine, [(many, "what", "a cat")], labels)[0]

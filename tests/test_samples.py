@@ -5,7 +5,6 @@ import random
 from dataclasses import replace
 
 import pytest
-from test_vision import engines  # noqa: F401 (a fixture)
 from tiny_vision import END, IMAGE, SEEING_MAKERS, START, scribble
 
 from pop_core import calibration, scenes
@@ -25,7 +24,7 @@ def shapes() -> Engine:
 
 
 @pytest.mark.parametrize("name", SEEING_MAKERS)
-def test_pieces_of_a_text_have_the_pictures_of_a_plain_prompt_in_front(engines, name):  # noqa: F811
+def test_pieces_of_a_text_have_the_pictures_of_a_plain_prompt_in_front(engines, name):
     engine, images = engines(name), [scribble(16, 16), scribble(24, 16, seed=1)]
     with_images = text_samples(engine, TEXT, 20, 5, 4, images)
     without = text_samples(engine, TEXT, 20, 5, 4)
@@ -40,7 +39,7 @@ def test_pieces_of_a_text_have_the_pictures_of_a_plain_prompt_in_front(engines, 
 
 
 @pytest.mark.parametrize("name", SEEING_MAKERS)
-def test_a_sample_of_a_picture_is_the_prompt_and_the_answer_with_its_end(engines, name):  # noqa: F811
+def test_a_sample_of_a_picture_is_the_prompt_and_the_answer_with_its_end(engines, name):
     engine, image = engines(name), scribble(16, 16)
     (known,) = image_samples(engine, [((image,), "Hi", "a dog")], 30)
     prompt = engine.encode("Hi", Sampling(), None, [image])
@@ -52,7 +51,7 @@ def test_a_sample_of_a_picture_is_the_prompt_and_the_answer_with_its_end(engines
 
 
 @pytest.mark.parametrize("name", SEEING_MAKERS)
-def test_an_answer_that_is_not_known_is_the_greedy_one(engines, name):  # noqa: F811
+def test_an_answer_that_is_not_known_is_the_greedy_one(engines, name):
     engine, image = engines(name), scribble(16, 16)
     (sample,) = image_samples(engine, [((image,), "Hi", None)], 6)
     run = engine.generate("Hi", DENSE, Sampling(6), images=[image])
@@ -106,7 +105,7 @@ def test_scene_prompts_are_of_every_kind_never_held_out_and_always_the_same(monk
     assert drawn[-1].held_out
 
 
-def test_what_a_seeing_model_is_calibrated_on(engines):  # noqa: F811
+def test_what_a_seeing_model_is_calibrated_on(engines):
     """One that knows the text gets it and some pictures, one that does not gets more pictures."""
     knows, knows_not = calibration.Calibration(engines("qwen3-vl")), calibration.Calibration(shapes())
     assert len(knows.texts) == len(calibration.calibration_segments(engines("qwen3-vl").loaded.tokenizer)) > 4
