@@ -199,7 +199,7 @@ def test_it_works_on_what_was_made_in_inference_mode(subject):
 def traces(model) -> list:
     """What an analysis could leave on a model: gradients, switches and hooks."""
     parameters = [(p.requires_grad, p.grad) for p in model.parameters()]
-    modules = [(m.training, {k: list(v) for k, v in vars(m).items() if "hooks" in k}) for m in model.modules()]
+    modules = [(m.training, {k: list(v) for k, v in vars(m).items() if k.endswith("_hooks")}) for m in model.modules()]
     return [parameters, modules]
 
 
