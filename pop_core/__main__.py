@@ -12,7 +12,7 @@ from pathlib import Path
 
 from . import options as command_options
 from .errors import Cancelled, PopError
-from .options import plan_of, sampling_of
+from .options import counts_of_a_text, plan_of, sampling_of
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -74,9 +74,11 @@ def _quality(options) -> dict:
         if options.image:
             raise PopError("With --scenes the pictures are generated: leave out --image.")
         _pictures(options)
+        counts_of_a_text(options, there_is_one=False)
         engine = _engine(options)
         return scene_quality.measure_scenes(engine, options.scenes, [plan_of(options)], progress=_progress)[0].to_dict()
-    engine, counts = _engine(options), (options.prompt_tokens, options.new_tokens, options.segments)
+    counts = counts_of_a_text(options).values()
+    engine = _engine(options)
     samples = text_samples(engine, _file(options.text), *counts, **_pictures(options), spread=False)
     return quality.measure(engine, samples, [plan_of(options)])[0].to_dict()
 
@@ -114,17 +116,19 @@ def _samples(engine, options, given: str | None, checkpoint) -> tuple[list, str]
     from .samples import image_samples, text_samples
 
     count, pictures = options.samples, _pictures(options)
+    wordless = given is None and calibration.knows_no_text(engine)
+    is_text = options.prompt is None and not options.scenes and not wordless
+    prompt_tokens = counts_of_a_text(options, is_text)["prompt_tokens"]
     if options.prompt is not None:
         prompt = [(pictures["images"], options.prompt, None)]
         return image_samples(engine, prompt, options.new_tokens, checkpoint, options.image_tokens) * count, "one prompt"
-    wordless = given is None and calibration.knows_no_text(engine)
     if wordless and options.image:
         raise PopError("This model knows too few words of the calibration text: give --prompt with the picture.")
     if options.scenes or wordless:
         scenes = calibration.scene_prompts(count)
         return image_samples(engine, scenes, options.new_tokens, checkpoint), "generated pictures with questions"
     text = calibration.read_all() if given is None else given
-    samples = text_samples(engine, text, options.prompt_tokens, options.new_tokens, count, **pictures)
+    samples = text_samples(engine, text, prompt_tokens, options.new_tokens, count, **pictures)
     return samples, options.text or "calibration text, all kinds"
 
 

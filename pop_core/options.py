@@ -43,7 +43,7 @@ def build_parser(runs: dict, shows: dict) -> Parser:
     held_out = quality.add_mutually_exclusive_group(required=True)
     held_out.add_argument("--text", metavar="FILE")
     held_out.add_argument("--scenes", type=_count, metavar="N", help="generated pictures, each with several questions")
-    _counts(quality, prompt_tokens=448, new_tokens=64, segments=12)
+    _counts(quality, of_a_text=True, prompt_tokens=448, new_tokens=64, segments=12)
     _image_options(quality)
 
     importance = _command(commands, "importance", "how much each layer matters to reading and to writing")
@@ -52,7 +52,8 @@ def build_parser(runs: dict, shows: dict) -> Parser:
     read.add_argument("--prompt", metavar="TEXT", help="one prompt, its answer written by the model itself")
     read.add_argument("--scenes", action="store_true", help="generated pictures with questions, for a model that sees")
     _image_options(importance)
-    _counts(importance, samples=32, prompt_tokens=128, new_tokens=32, seed=0)
+    _counts(importance, samples=32, new_tokens=32, seed=0)
+    _counts(importance, of_a_text=True, prompt_tokens=128)
     importance.add_argument(
         "--ablation", type=_count, nargs="?", const=True, default=0, metavar="N",
         help="really leave out each layer, on all samples or on N of them",
@@ -142,9 +143,26 @@ def _image_options(command) -> None:
     )
 
 
-def _counts(command, **defaults: int) -> None:
+def _counts(command, of_a_text: bool = False, **defaults: int) -> None:
+    """Options that take a number. of_a_text: they mean nothing without one; `counts_of_a_text` has their values."""
     for name, default in defaults.items():
-        command.add_argument("--" + name.replace("_", "-"), type=_count, default=default, help="default %(default)s")
+        told = f"of a text; default {default}" if of_a_text else f"default {default}"
+        command.add_argument(_flag(name), type=_count, default=None if of_a_text else default, help=told)
+    if of_a_text:
+        command.set_defaults(of_a_text=defaults)
+
+
+def counts_of_a_text(options, there_is_one: bool = True) -> dict[str, int]:
+    """The counts that only a text has, by name. Raises `PopError` where one is given and there is no text."""
+    given = {name: getattr(options, name) for name in options.of_a_text if getattr(options, name) is not None}
+    if given and not there_is_one:
+        names = " and ".join(map(_flag, given))
+        raise PopError(f"Only a text that is cut into samples takes {names}: leave out what this run has no use for.")
+    return options.of_a_text | given
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _count(text: str) -> int:

@@ -138,7 +138,10 @@ def test_the_bench_holds_the_stock_forward_against_the_same_prompt(name, tmp_pat
         (("quality", "--scenes", "0"), "it must be 1 to 10,000."),
         (("quality", "--scenes", "3", "--cutoff", "1"), "it must be 2 to 6."),
         (("quality", "--scenes", "3", "--image", "PICTURE"), "leave out --image."),
+        (("quality", "--scenes", "3", "--segments", "4", "--new-tokens", "9"), "takes --new-tokens and --segments:"),
         (("importance", "--scenes", "--image", "PICTURE"), "leave out --image."),
+        (("importance", "--scenes", "--prompt-tokens", "9"), "Only a text that is cut into samples takes --prompt-tok"),
+        (("importance", "--prompt", "Hi", "--prompt-tokens", "9"), "takes --prompt-tokens: leave out what"),
     ],
 )
 def test_one_sentence(command, picture, arguments, sentence):
