@@ -25,7 +25,7 @@ MOST_OF_QUESTION = 80  # characters in the name of an analysis
 @dataclass(frozen=True)
 class Settings:
     """One analysis, checked as far as that goes without the model. text: to cut samples from, or the question about
-    the pictures, whose paths are `images`."""
+    the pictures, whose paths are `images`. prompt_tokens: of a text; None with pictures, where the prompt decides."""
 
     model: str
     source: str
@@ -33,7 +33,7 @@ class Settings:
     images: tuple[str, ...]
     title: str
     samples: int
-    prompt_tokens: int
+    prompt_tokens: int | None
     new_tokens: int
     ablated: int
     seed: int
@@ -45,13 +45,8 @@ def read_settings(
 ) -> Settings:
     """Settings from raw values. Raises `PopError` before any model is touched."""
     samples = whole_between(samples, "number of samples", 1, MOST_SAMPLES)
-    prompt_tokens = whole_between(prompt_tokens, "number of prompt tokens", 2, importance.MOST_TOKENS)
     new_tokens = whole_between(new_tokens, "number of new tokens", 1, importance.MOST_TOKENS)
-    if source not in PICTURES and prompt_tokens + new_tokens > importance.MOST_TOKENS:
-        raise PopError(
-            f"A sample would have {prompt_tokens + new_tokens:,} tokens; the analysis takes at most "
-            f"{importance.MOST_TOKENS:,}."
-        )
+    prompt_tokens = None if source in PICTURES else _prompt_tokens(prompt_tokens, new_tokens)
     text, paths = read_text(source, own, file, question), ()
     title = Path(file).name if source == FILE else CHOICES[source]
     if source == PICTURE:
@@ -71,6 +66,16 @@ def read_settings(
         seed=whole_between(seed, "seed", 0, 2**32),
         tolerance=read_tolerance(tolerance),
     )
+
+
+def _prompt_tokens(value, new_tokens: int) -> int:
+    prompt_tokens = whole_between(value, "number of prompt tokens", 2, importance.MOST_TOKENS)
+    if prompt_tokens + new_tokens > importance.MOST_TOKENS:
+        raise PopError(
+            f"A sample would have {prompt_tokens + new_tokens:,} tokens; the analysis takes at most "
+            f"{importance.MOST_TOKENS:,}."
+        )
+    return prompt_tokens
 
 
 NAMES = names_of(read_settings)

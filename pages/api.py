@@ -48,7 +48,8 @@ def compare(
     of the channels that each token chooses from anew. rescore: "candidates", "none" (a fixed mask) or "all". stop:
     strings that end the answer, one a line. style: "chat" or "plain". images: pictures in front of the prompt, for a
     model that sees, as a list of `gradio_client.handle_file(path)` or of data URIs (data:image/png;base64,...); paths
-    of the server are refused. image_tokens: of each picture at most; 0 for the model's own. Returns
+    of the server are refused. image_tokens: that each picture is scaled to, small ones up and large ones down; 0 for
+    the model's own. Returns
     `Comparison.to_dict()`; fails with one sentence for values that cannot be used.
     """
     raw = {name: value for name, value in locals().items() if name in comparing.NAMES}

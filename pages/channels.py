@@ -10,7 +10,7 @@ from pop_core.plan import CANDIDATES, L2, MAX, SUM, WIDTH, Plan, PrefillCut
 from . import answers, choosing
 from .background import STOPS
 from .choosing import MOST_TOKENS, NAMES, RECORDED
-from .controls import channel_controls, model_picker, run_buttons, slider, two_columns
+from .controls import channel_controls, model_picker, run_buttons, two_columns
 from .examples import example_for, examples_of_models, load_examples, pictures, titles
 from .links import CHANNELS, read_query
 from .picture_box import connect_pictures, picture_box, picture_update, pictures_seen
@@ -80,7 +80,7 @@ def column() -> dict:
     with gr.Column(visible=show["single"]["visible"], elem_id="single") as r["single"]:
         results.figure("regions", "What the prompt decides: retained, candidates, pruned")
         heading("What every token chooses")
-        r["layer"] = slider(
+        r["layer"] = gr.Slider(
             *(0, show["layer"]["maximum"]), value=show["layer"]["value"], step=1, label="Layer", elem_id="layer"
         )
         with gr.Column(elem_classes="sideways", elem_id="sideways"):

@@ -55,18 +55,14 @@ def run_buttons() -> dict:
     return {"run": run, "stop_button": stop}
 
 
-def slider(*arguments, **options) -> gr.Slider:
-    """A slider that hands on whatever was typed: what cannot be used is answered with a sentence, not with a 500."""
-    return gr.Slider(*arguments, **options)
-
-
-# on the class, since Gradio makes a new slider of one that an update changes
+# A slider hands on whatever was typed: what cannot be used is answered with a sentence, not with a 500. On the class,
+# since Gradio makes a new slider of one that an update changes.
 gr.Slider.preprocess = lambda self, payload: payload
 
 
 def cutoff_slider(layers: int) -> gr.Slider:
     """How many layers read the prompt."""
-    return slider(
+    return gr.Slider(
         1,
         layers,
         value=default_plan(layers).prefill.cutoff,
@@ -101,7 +97,7 @@ def plan_details(cutoff: gr.Slider, default: PrefillCut) -> PlanControls:
 
 def ratio_slider(ratio: float) -> gr.Slider:
     """How many FFN channels write."""
-    return slider(
+    return gr.Slider(
         0,
         MOST_RATIO,
         value=ratio,
@@ -114,7 +110,7 @@ def ratio_slider(ratio: float) -> gr.Slider:
 
 def channel_details(left_out: gr.Slider) -> ChannelControls:
     """The rest of channel pruning, for whoever opens the details."""
-    width = slider(
+    width = gr.Slider(
         0,
         1,
         value=WIDTH,
@@ -184,9 +180,11 @@ def prompt_tokens(engine, text: str, chat: bool | None, images=None, image_token
     elsewhere."""
     if not images or not engine.spec.sees:
         return token_count(engine, text, chat)
+    from pop_core.vision import checked_most
+
     try:
         pictures = tuple((path, Path(path).stat().st_mtime_ns) for path in read_images(images))
-        return _prompt_tokens(weakref.ref(engine), text, chat, pictures, image_tokens or None)
+        return _prompt_tokens(weakref.ref(engine), text, chat, pictures, checked_most(image_tokens or None))
     except PopError:
         return None
 

@@ -8,7 +8,7 @@ from pop_core.importance_plots import layers_preview
 
 from . import analysing, analysis_settings, answers
 from .analysis_settings import ALL_KINDS, CHOICES, FILE, NAMES, OWN_TEXT, PICTURE, PICTURES, SCENES
-from .controls import model_picker, run_buttons, slider, two_columns
+from .controls import model_picker, run_buttons, two_columns
 from .links import read_model
 from .picture_box import may_see, picture_box, seen_pictures
 from .results import Results, heading
@@ -84,7 +84,7 @@ def column() -> dict:
     results.plot("layers")
     results.words("layers_note")
     with gr.Row(elem_classes="choose"):
-        r["tolerance"] = slider(
+        r["tolerance"] = gr.Slider(
             0,
             50,
             value=100 * TOLERANCE,
@@ -107,7 +107,7 @@ def column() -> dict:
     with gr.Column(visible=False, elem_id="over") as r["over"]:
         heading("The same over the picture")
         results.words("pictures")
-        r["layer"] = slider(0, 1, value=0, step=1, label="Layer", elem_id="layer")
+        r["layer"] = gr.Slider(0, 1, value=0, step=1, label="Layer", elem_id="layer")
         results.plot("overlay")
         results.words("overlay_note")
     with gr.Column(visible=False, elem_id="scenes_box") as r["scenes_box"]:

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from functools import cached_property
 
 import torch
 
@@ -28,7 +27,7 @@ from .samples import Sample
 from .sight import Sight
 from .stopping import Checkpoint, carry_on
 from .timing import machine, milliseconds
-from .token_map import shown_pictures, token_map
+from .token_map import token_map
 
 SHARE_OF_FREE = 0.5  # of the memory that is free; above it, layers are computed again instead of kept
 CUT_EVERY, MOST_CUT = 8, 8  # cutoffs are measured on one sample in eight, and on eight at most
@@ -167,7 +166,7 @@ class _Analysis:
 
     def gate(self, index: int, checkpoint: Checkpoint) -> None:
         """One forward and one backward pass; some samples also get a plain forward, to know the cost."""
-        sample, (decoder, ids, boundary, sight) = self.samples[index], self._forward(index)
+        sample, (decoder, ids, boundary, sight) = self.samples[index], self._forward(index, checkpoint)
         plain = ids, boundary, sight
         if index == 0:
             self._timed(lambda: self._plain(*plain), [])  # warm-up of the same shapes
@@ -181,22 +180,22 @@ class _Analysis:
 
     def cut(self, index: int, checkpoint: Checkpoint) -> None:
         """What every cutoff from half the layers up really costs."""
-        (decoder, ids, boundary, sight), lowest = self._forward(index), self._lowest_cut
+        (decoder, ids, boundary, sight), lowest = self._forward(index, checkpoint), self._lowest_cut
         options = boundary, lowest, checkpoint, sight
         self.cuts.append(self._timed(lambda: cut_divergence(decoder, ids, *options), self.cut_ms))
 
     def leave_out(self, index: int, checkpoint: Checkpoint) -> None:
         """Ablation of one sample."""
-        decoder, ids, boundary, sight = self._forward(index)
+        decoder, ids, boundary, sight = self._forward(index, checkpoint)
         ablation = self._timed(lambda: ablate(decoder, ids, boundary, checkpoint, sight), self.ablation_ms)
         self.ablations.append(ablation)
 
-    def _forward(self, index: int) -> tuple:
+    def _forward(self, index: int, checkpoint: Checkpoint) -> tuple:
         """What a forward of a sample wants: decoder, ids `[1, T]`, boundary and sight."""
         sample = self.samples[index]
         if self._looked[0] is not sample:
             look = self.engine.look
-            self._looked = sample, self._timed(lambda: look(sample.prompt), []) if sample.prompt else None
+            self._looked = sample, self._timed(lambda: look(sample.prompt, checkpoint), [])
         ids = self.engine.token_ids(sample.ids[:-1])  # nothing follows the last token that would count
         return self.engine.decoder, ids, sample.boundary, self._looked[1]
 
@@ -211,10 +210,6 @@ class _Analysis:
         device = self.engine.loaded.device
         spent.append(memory.guarded(lambda: milliseconds(lambda: found.append(task()), device), sentence))
         return found[0]
-
-    @cached_property
-    def _pictures(self) -> list[dict]:
-        return shown_pictures(self.samples[0])
 
     @property
     def _least_cutoff(self) -> int:
@@ -273,9 +268,10 @@ class _Analysis:
             stopped_in=self.stopped_in,
             notices=list(self.notices),
             image_tokens=mean([sample.image_tokens for sample in self.samples]),
-            pictures=self._pictures,
+            pictures=list(self.samples[0].prompt.pixels.facts) if self.samples[0].prompt else [],
             cutoffs_by_kind=importance.cutoffs_by_kind(layers, self.tolerance),
             lowest_cutoff=self._least_cutoff,
+            distinct=len(self._met),
         )
 
 

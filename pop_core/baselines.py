@@ -59,14 +59,14 @@ def ensure_steps(engine, plan: Plan, checkpoint: Checkpoint = carry_on) -> Itera
     chosen = (samples[at * len(samples) // number] for at in range(number))
     statistics = None
     with engine.exclusive(checkpoint):
-        for count, statistics in enumerate(calibrate(engine, chosen), start=1):  # noqa: B007
+        for count, statistics in enumerate(calibrate(engine, chosen, checkpoint), start=1):  # noqa: B007
             checkpoint()
             yield count / number
         engine.statistics = statistics
 
 
 @torch.inference_mode()
-def calibrate(engine, samples: Iterable) -> Iterator[Statistics]:
+def calibrate(engine, samples: Iterable, checkpoint: Checkpoint = carry_on) -> Iterator[Statistics]:
     """The statistics of `samples.Sample`s, after each of them."""
     decoder, spec, device = engine.decoder, engine.spec, engine.decoder.devices[0]
     changes, tokens = [0.0] * spec.layers, 0
@@ -78,7 +78,7 @@ def calibrate(engine, samples: Iterable) -> Iterator[Statistics]:
         sums[i][e] += torch.stack((ones, hidden.sum(0), hidden.square().sum(0))).cpu()
 
     for sample in samples:
-        sight, length = engine.look(sample.prompt) if sample.prompt else None, len(sample.ids)
+        sight, length = engine.look(sample.prompt, checkpoint), len(sample.ids)
         positions = Positions.build(decoder, length, device, sight=sight)
         attend, rope = CausalAttention(decoder, positions, length), positions.span(0, length)
         h = decoder.embed(torch.tensor([sample.ids], device=device), sight)

@@ -25,6 +25,7 @@ from .families import SEEING, check_layers, supported_families
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = ("F64", "F32", "F16", "BF16")
 TEMPLATE = "chat_template.json"
+LAYER_COUNTS = ("num_hidden_layers", "depth")  # of text models, and of some vision towers
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
 
@@ -38,8 +39,10 @@ def read_config(folder: Path):
     if kind not in CONFIG_MAPPING_NAMES:
         own_code = " and would need Python code of its own, which is never run" if "auto_map" in entries else ""
         raise UnsupportedModel(f"The architecture '{kind}' is unknown{own_code}; use one of {supported_families()}.")
-    if "num_hidden_layers" in entries:
-        check_layers(entries["num_hidden_layers"])
+    for part in (entries, entries.get("text_config"), entries.get("vision_config")):
+        for name in LAYER_COUNTS:
+            if isinstance(part, dict) and name in part:
+                check_layers(part[name])
     try:
         with quiet():
             return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)

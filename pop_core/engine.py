@@ -21,6 +21,7 @@ from .errors import Cancelled, PopError
 from .generation import Generation
 from .kv_projection import ModuleProjection, own_projection
 from .loading import LoadedModel
+from .pictures import in_a_row
 from .plan import ALL, DENSE, FITTED, NONE, SHORTGPT, ChannelPruning, Plan
 from .prefill import prefill
 from .run import Run
@@ -74,17 +75,20 @@ class Engine:
         images: Sequence = (),
         image_tokens: int | None = None,
     ) -> Prompt:
-        """Tokenise, with `images` in front of the text, and check lengths. images: anything that `open_picture` takes.
-        image_tokens: as for `Eyes.prepare`. Raises `PopError` if prompt plus answer are longer than the model's
-        context, and for pictures where the model has no eyes."""
+        """Tokenise, with `images` in front of the text, and check lengths. images: anything that `open_picture` takes,
+        one or several. image_tokens: as for `Eyes.prepare`. Raises `PopError` if prompt plus answer are longer than
+        the model's context, and for pictures where the model has no eyes."""
+        images = in_a_row(images)
         eyes = self.eyes if images else None
         prompt = encode_prompt(self.loaded.tokenizer, text, chat, eyes, images, image_tokens)
         self.check_length(len(prompt.ids), sampling.max_new_tokens, prompt.image_tokens)
         return prompt
 
-    def look(self, prompt: Prompt, checkpoint: Checkpoint = carry_on) -> Sight | None:
-        """Run the vision tower on a prompt's pictures; None where it has none. checkpoint: as for `Eyes.look`."""
-        return self.eyes.look(self.token_ids(prompt.ids), prompt.pixels, checkpoint) if prompt.pixels else None
+    def look(self, prompt: Prompt | None, checkpoint: Checkpoint = carry_on) -> Sight | None:
+        """Run the vision tower on a prompt's pictures; None where there are none. checkpoint: as for `Eyes.look`."""
+        if prompt is None or not prompt.pixels:
+            return None
+        return self.eyes.look(self.token_ids(prompt.ids), prompt.pixels, checkpoint)
 
     def check_length(self, prompt_tokens: int, new_tokens: int, image_tokens: int = 0) -> None:
         """Raise before a run that the model's context, or the memory left, cannot hold. image_tokens: of the prompt's;
@@ -289,6 +293,7 @@ class Engine:
     ) -> Iterator[Generation]:
         """As `generate`, yielding the `Generation` after the prefill and after each token."""
         sampling = sampling or Sampling()
+        images = in_a_row(images)
         self.check(plan, bool(images))
         prompt = self.encode(text, sampling, chat, images, image_tokens)
         with self.exclusive(checkpoint):

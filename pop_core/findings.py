@@ -229,6 +229,8 @@ def uncertain(result: dict) -> str:
     samples = result["samples"]
     if samples < 2:
         return "With 1 sample the numbers are rough, and there is no telling how rough."
+    if result.get("distinct") == 1:
+        return f"All {samples:,} samples are one prompt, each with labels of its own: this is about that prompt alone."
     pairs = [(total(entry, stage), entry[f"{stage}_se"]) for entry in result["layers"] for stage in STAGES]
     shares = [error / value for value, error in pairs if value and error is not None]
     typical = statistics.median(shares) if shares else None

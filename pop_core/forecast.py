@@ -88,12 +88,12 @@ def _channels(pruning: ChannelPruning, scored: int, tokens: int, spec: DecoderSp
     )
 
 
-def token_count(engine, text: str, chat: bool | None = None, image_tokens: int = 0) -> int | None:
-    """Tokens of a prompt as the engine would read it, or None when it would not. image_tokens: of its pictures."""
+def token_count(engine, text: str, chat: bool | None = None) -> int | None:
+    """Tokens of a prompt without pictures as the engine would read it, or None when it would not."""
     from .text import encode_prompt  # here: a forecast without an engine needs no tokenizer
 
     try:
-        return len(encode_prompt(engine.loaded.tokenizer, text, chat).ids) + image_tokens
+        return len(encode_prompt(engine.loaded.tokenizer, text, chat).ids)
     except PopError:
         return None
 

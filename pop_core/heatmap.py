@@ -10,7 +10,7 @@ SCALE = "Cividis"
 NATS = "importance, nats (log scale)"
 
 
-def heat(values: list, hovers: list, low: float, high: float, title: str = NATS, **axes) -> go.Heatmap:
+def heat(values: list, hovers: list, low: float, high: float, **axes) -> go.Heatmap:
     """A heatmap on a log scale, its colour bar above it; 0 and unknown values have no colour. low, high: log10s."""
     known = any(value for row in values for value in row)
     vals, texts = ticks(low, high)
@@ -28,7 +28,7 @@ def heat(values: list, hovers: list, low: float, high: float, title: str = NATS,
         colorbar={
             "orientation": "h", "thickness": 10, "y": 1.01, "yanchor": "bottom", "x": 0, "xanchor": "left", "len": 1,
             "xpad": 0, "ypad": 6, "outlinewidth": 0, "tickvals": vals, "ticktext": texts, "tickfont": {"size": 11},
-            "title": {"text": title, "side": "top", "font": {"size": 12}},
+            "title": {"text": NATS, "side": "top", "font": {"size": 12}},
         },
         **axes,
     )  # fmt: skip

@@ -28,11 +28,10 @@ class Importance:
     predicted: `{cutoff, speedup}` of the prefill by arithmetic, at `predicted_tokens` prompt tokens. token_map:
     importance by token of the first sample (see `analysis.py`). ablation: what leaving out each layer really does, or
     None. spearman_*: of gates against ablation over the layers. complete: False when it was stopped, in the phase
-    `stopped_in` ("gates", "cutoffs" or "ablation").
+    `stopped_in` ("gates", "cutoffs" or "ablation"). distinct: samples that differ in more than the labels drawn.
 
-    Only with pictures: image_tokens: mean of a sample. pictures: of the first sample, as in `vision.Pixels.facts`, with
-    larger thumbnails, to lay the map over. cutoffs_by_kind: see `cutoffs_by_kind`. lowest_cutoff: that prompts like
-    these can have (DeepStack).
+    Only with pictures: image_tokens: mean of a sample. pictures: of the first sample, as in `vision.Pixels.facts`.
+    cutoffs_by_kind: see `cutoffs_by_kind`. lowest_cutoff: that prompts like these can have (DeepStack).
     """
 
     model: str
@@ -70,6 +69,7 @@ class Importance:
     pictures: list[dict] = field(default_factory=list)
     cutoffs_by_kind: dict | None = None
     lowest_cutoff: int = 1
+    distinct: int = 0
 
     def to_dict(self) -> dict:
         return asdict(self)

@@ -25,6 +25,7 @@ from .kv_projection import FusedProjection, folded_weight, unit_rms
 from .plan import DENSE, FITTED, Plan
 from .prefill import CausalAttention
 from .sight import Sight
+from .stopping import Checkpoint, carry_on
 from .timing import interleaved
 
 LEFT_OUT = 4  # first positions of a sample: attention sinks, whose huge activations would rule the regression
@@ -63,7 +64,7 @@ def load(decoder: Decoder, identity: str, cutoff: int) -> FusedProjection:
     return FusedProjection(cutoff, weight.to(decoder.dtype), bias.to(decoder.dtype))
 
 
-def ensure(engine, plan: Plan, progress=None, checkpoint=None) -> None:
+def ensure(engine, plan: Plan, progress=None, checkpoint: Checkpoint = carry_on) -> None:
     """Fit what a plan needs, if it needs anything that is not on disk yet. Holds the model while it works.
 
     Raises `PopError` for packed or offloaded weights.
@@ -74,7 +75,7 @@ def ensure(engine, plan: Plan, progress=None, checkpoint=None) -> None:
     engine.require_readable("A fitted projection", "use own projections")
     if is_fitted(engine, cut.cutoff):
         return
-    with engine.exclusive(checkpoint or (lambda: None)):
+    with engine.exclusive(checkpoint):
         if not is_fitted(engine, cut.cutoff):  # somebody may have fitted while we waited
             fit(engine, Calibration(engine), cutoffs_to_fit(decoder, cut.cutoff), progress, checkpoint)
 
@@ -107,7 +108,7 @@ def cutoffs_to_fit(decoder: Decoder, wanted: int) -> list[int]:
     return every if need <= MEMORY else [wanted]
 
 
-def fit(engine, samples: Sequence, cutoffs: list[int], progress=None, checkpoint=None) -> float:
+def fit(engine, samples: Sequence, cutoffs: list[int], progress=None, checkpoint: Checkpoint = carry_on) -> float:
     """Fit and save the projections of `cutoffs`; returns the seconds it took.
 
     samples: `samples.Sample`s. progress: called with a fraction and a sentence. checkpoint: may raise to abandon the
@@ -121,9 +122,8 @@ def fit(engine, samples: Sequence, cutoffs: list[int], progress=None, checkpoint
         equations = {c: _NormalEquations(decoder, c) for c in cutoffs}
         weights = {i: folded_weight(decoder, i)[0] for i in range(min(cutoffs), decoder.spec.layers)}
         for count, sample in enumerate(samples, start=1):
-            if checkpoint:
-                checkpoint()
-            sight = engine.look(sample.prompt) if sample.prompt else None
+            checkpoint()
+            sight = engine.look(sample.prompt, checkpoint)
             features = _features(decoder, sample.ids, min(cutoffs), sight)
             targets = {i: torch.nn.functional.linear(x, weights[i]) for i, x in features.items()}
             for c, equation in equations.items():

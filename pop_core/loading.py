@@ -23,6 +23,7 @@ from .families import DecoderSpec, read_spec
 from .gguf_reader import GgufFile, read_gguf
 from .gguf_tokenizer import read_tokenizer
 from .placement import choose_device, choose_dtype, fit_threads
+from .vision import check_eyes
 
 EMBEDDED, HUB, FOLDER, GGUF = "embedded", "hub", "folder", "gguf"
 ALLOWED = f"use {', '.join(embedded.MODELS)}, a local folder, a .gguf file, or a hub model as owner/name"
@@ -119,6 +120,8 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto", progress=No
         source=source,
         image_processor=image_processor,
     )
+    if spec.sees:
+        check_eyes(loaded)
     return replace(loaded, notices=tuple(filter(None, (*notices, *_limits(loaded)))))
 
 

@@ -7,7 +7,7 @@ import torch
 
 from . import cgroup
 from .checkpoint import model_class
-from .errors import NotEnoughMemory
+from .errors import BrokenModel, NotEnoughMemory
 from .units import gigabytes
 
 
@@ -25,10 +25,15 @@ def free_bytes(device) -> int:
 def model_bytes(config, dtype: torch.dtype) -> int:
     """Bytes of all parameters of the model `config` in `dtype`, tied ones once.
 
-    For a quantised checkpoint the linear layers count with their stored bits per weight.
+    For a quantised checkpoint the linear layers count with their stored bits per weight. Raises `BrokenModel` for a
+    config that no model can be made of.
     """
-    with torch.device("meta"):
-        model = model_class(config).from_config(config, trust_remote_code=False)
+    try:
+        with torch.device("meta"):
+            model = model_class(config).from_config(config, trust_remote_code=False)
+    except Exception as error:  # whatever the model classes raise about sizes that cannot be
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise BrokenModel(f"No model can be made of this config ({reason}).") from error
     packed = _stored_bits(getattr(config, "quantization_config", None))
     linear = {id(m.weight) for m in model.get_decoder().layers.modules() if isinstance(m, torch.nn.Linear)}
     bits = sum(

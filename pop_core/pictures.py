@@ -57,8 +57,16 @@ def open_picture(source) -> Picture:
     return Picture(image, *size, notices + padded)
 
 
-def thumbnail(picture: Image.Image, side: int = 160) -> str:
-    """The picture as a data URI (JPEG) for a page, its longest side at most `side` pixels."""
+def in_a_row(images) -> tuple:
+    """Pictures as a tuple, also where somebody gave one alone, or None."""
+    if images is None:
+        return ()
+    return tuple(images) if isinstance(images, (list, tuple)) else (images,)
+
+
+def thumbnail(picture: Image.Image, side: int = 320) -> str:
+    """The picture as a data URI (JPEG) for a page, its longest side at most `side` pixels: large enough to lay a map of
+    its tokens over."""
     small = picture.convert("RGB")
     small.thumbnail((side, side))
     buffer = BytesIO()

@@ -73,7 +73,7 @@ def measure(engine: Engine, samples: list, plans: list[Plan], checkpoint: Checkp
         for sample in samples:
             prompt = engine.token_ids(sample.ids[: sample.prompt_tokens])
             continuation = engine.token_ids(sample.ids[sample.prompt_tokens :])
-            sight = engine.look(sample.prompt) if sample.prompt else None
+            sight = engine.look(sample.prompt, checkpoint)
             dense = engine.continuation_logits(prompt, continuation, DENSE, sight)
             dense_losses += negative_log_likelihood(dense, continuation[0])
             for plan, total in zip(plans, sums, strict=True):

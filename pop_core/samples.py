@@ -4,24 +4,25 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from . import memory
 from .engine import Engine
 from .generation import Generation
 from .plan import DENSE
 from .quality import text_segments
 from .sampling import Sampling
 from .stopping import Checkpoint, carry_on
-from .text import Prompt, bos_ids, encode_text
+from .text import Prompt, bos_ids, encode_text, picture_ids
+from .units import count
 
 
 @dataclass(frozen=True)
 class Sample:
     """ids: of the prompt, which are `prompt_tokens`, and of its continuation. prompt: where it has pictures, for
-    `Engine.look`. images: what the pictures were made of, kept with the first sample of many, to be shown."""
+    `Engine.look`."""
 
     ids: tuple[int, ...]
     prompt_tokens: int
     prompt: Prompt | None = None
-    images: tuple = ()
 
     @property
     def new_tokens(self) -> int:
@@ -61,16 +62,18 @@ def text_samples(
     image_tokens: as for `Eyes.prepare`. Raises `PopError` as `quality.text_segments` does, and for pictures where the
     model has no eyes.
     """
-    front, pixels, bos = [], None, 0
-    if images:
-        pixels = engine.eyes.prepare(images, image_tokens)
-        front, bos = _in_front(engine, pixels)
-        engine.check_length(len(front) - bos + prompt_tokens, new_tokens, pixels.tokens)
+    pieces = text_segments(engine, text, prompt_tokens, new_tokens, count, spread)
+    if not images:
+        return [Sample(tuple(piece), prompt_tokens) for piece in pieces]
+    pixels = engine.eyes.prepare(images, image_tokens)
+    bos, front = bos_ids(engine.loaded.tokenizer), picture_ids(engine.loaded.tokenizer, engine.eyes, pixels)
+    read = len(front) + prompt_tokens
+    engine.check_length(read, new_tokens, pixels.tokens)
     samples = []
-    for piece in text_segments(engine, text, prompt_tokens, new_tokens, count, spread):
-        ids, read = tuple(front + piece[bos:]), len(front) - bos + prompt_tokens
-        prompt = Prompt("", ids[:read], False, pixels.notices, 0.0, pixels) if pixels else None
-        samples.append(Sample(ids, read, prompt, () if samples else tuple(images)))
+    for piece in pieces:
+        ids = (*bos, *front, *piece[len(bos) :])
+        prompt = Prompt("", ids[:read], False, pixels.notices, 0.0, pixels)
+        samples.append(Sample(ids, read, prompt))
     return samples
 
 
@@ -84,27 +87,21 @@ def image_samples(
     """A sample of each (images, question, answer), in the chat template where the model has one.
 
     The continuation is the answer and the end token; where the answer is None, the dense model's own greedy one. It has
-    at most `new_tokens`. Raises `PopError` for what `Engine.encode` refuses.
+    at most `new_tokens`. Raises `PopError` for what `Engine.encode` refuses, and `NotEnoughMemory`.
     """
-    samples = []
-    for images, question, answer in prompts:
+    samples, prompts = [], list(prompts)
+    for number, (images, question, answer) in enumerate(prompts):
         checkpoint()
         prompt = engine.encode(question, Sampling(new_tokens), None, images, image_tokens)
+        if number == 0 and prompt.pixels:
+            need = len(prompts) * prompt.pixels.bytes
+            memory.require(need, "cpu", f"what the eyes take of {count(len(prompts), 'prompt')} with pictures")
         if answer is None:
             written = _own_answer(engine, prompt, new_tokens, checkpoint)
         else:
             written = _known_answer(engine, prompt, answer)[:new_tokens]
-        seen, kept = (prompt, tuple(images)) if images else (None, ())
-        samples.append(Sample((*prompt.ids, *written), len(prompt.ids), seen, () if samples else kept))
+        samples.append(Sample((*prompt.ids, *written), len(prompt.ids), prompt if images else None))
     return samples
-
-
-def _in_front(engine: Engine, pixels) -> tuple[list[int], int]:
-    """The ids of pictures in front of a plain prompt, BOS included, and how many of them are BOS."""
-    tokenizer, eyes = engine.loaded.tokenizer, engine.eyes
-    text = "".join(eyes.alone().replace(eyes.placeholder, eyes.in_full(fact["tokens"])) for fact in pixels.facts)
-    bos = bos_ids(tokenizer)
-    return bos + tokenizer(text, add_special_tokens=False)["input_ids"], len(bos)
 
 
 def _known_answer(engine: Engine, prompt: Prompt, answer: str) -> list[int]:

@@ -66,7 +66,8 @@ def measure_scenes(
                 checkpoint()
                 prompt = engine.encode(question.text, Sampling(), images=[picture])
                 target = [*encode_text(engine.loaded.tokenizer, question.answer), min(engine.ends)]
-                ids, continuation, sight = engine.token_ids(prompt.ids), engine.token_ids(target), engine.look(prompt)
+                ids, continuation = engine.token_ids(prompt.ids), engine.token_ids(target)
+                sight = engine.look(prompt, checkpoint)
                 dense = engine.continuation_logits(ids, continuation, DENSE, sight)
                 right = _exact(dense, target, engine.ends)
                 for plan, total in zip(plans, totals, strict=True):

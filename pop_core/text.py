@@ -62,7 +62,7 @@ def encode_prompt(
     with _tokenizer_lock:
         before, after = _in_chat(tokenizer, len(images)) if chat else (None, "")
         if pixels:
-            before = _in_full(before if chat else eyes.alone() * len(images), eyes, pixels)
+            before = _in_full(before, eyes, pixels) if chat else _alone(eyes, pixels)
         ids = _one_bos(tokenizer, bos + _ids_between(tokenizer, text, before, after))
     if not ids:
         raise PopError("The prompt has no tokens; type some text.")
@@ -74,6 +74,12 @@ def encode_text(tokenizer, text: str) -> list[int]:
     """A document's ids without BOS or template, special-token text as text (for calibration and quality)."""
     with _tokenizer_lock:
         return tokenizer(clean(text)[0], add_special_tokens=False, split_special_tokens=True)["input_ids"]
+
+
+def picture_ids(tokenizer, eyes, pixels) -> list[int]:
+    """The ids of pictures in front of a prompt without a template, BOS not included."""
+    with _tokenizer_lock:
+        return tokenizer(_alone(eyes, pixels), add_special_tokens=False)["input_ids"]
 
 
 def bos_ids(tokenizer) -> list[int]:
@@ -113,6 +119,11 @@ def _in_chat(tokenizer, images: int) -> tuple[str, str]:
         what = "repeats" if found else "drops"
         raise PopError(f"This model's chat template {what} the user's text; run it with a plain prompt.")
     return before, after
+
+
+def _alone(eyes, pixels) -> str:
+    """The text of pictures that no template puts into its place."""
+    return _in_full(eyes.alone() * len(pixels.facts), eyes, pixels)
 
 
 def _in_full(before: str, eyes, pixels) -> str:

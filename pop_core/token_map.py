@@ -1,14 +1,12 @@
-"""Importance by token and layer of one sample, as plain data, and the pictures that it can be laid over."""
+"""Importance by token and layer of one sample, as plain data, and where its pictures' tokens are."""
 
 import math
 
 from . import importance
 from .gates import GateGradients
-from .pictures import open_picture, thumbnail
 from .samples import Sample
 
 MAP_TOKENS = 512  # the last ones of the sample, or all of one with pictures
-PICTURE_SIDE = 320  # of a picture that the map is laid over, in pixels
 
 
 def token_map(gates: GateGradients, sample: Sample, tokenizer) -> dict:
@@ -30,13 +28,6 @@ def token_map(gates: GateGradients, sample: Sample, tokenizer) -> dict:
         },
         **({"pictures": _places(gates, sample)} if sample.prompt else {}),
     }
-
-
-def shown_pictures(sample: Sample) -> list[dict]:
-    """Facts of a sample's pictures, with thumbnails large enough to lay its map over."""
-    facts = sample.prompt.pixels.facts if sample.prompt else ()
-    large = [{"thumbnail": thumbnail(open_picture(image).image, PICTURE_SIDE)} for image in sample.images]
-    return [fact | more for fact, more in zip(facts, large or [{}] * len(facts), strict=True)]
 
 
 def _places(gates: GateGradients, sample: Sample) -> list[dict]:

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from .errors import PopError
+from .errors import BrokenModel, PopError
 from .families import FAMILIES, SEEING
 from .pictures import MOST_PICTURES, Picture, open_picture, thumbnail
 from .plan import whole_number
@@ -40,6 +41,10 @@ class Pixels:
     @property
     def tokens(self) -> int:
         return sum(fact["tokens"] for fact in self.facts)
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
 @dataclass(frozen=True)
@@ -73,17 +78,16 @@ class Eyes(ABC):
         """
         if len(images) > MOST_PICTURES:
             raise PopError(f"There are {len(images):,} pictures; a prompt takes at most {MOST_PICTURES}.")
-        pictures, most = [open_picture(image) for image in images], checked_most(most_tokens)
-        grids = [self._grid(picture.image, most) for picture in pictures]
-        total = sum(grid.rows * grid.columns for grid in grids)
-        if total >= self.room:  # before a pixel is scaled: what does not fit may be large
-            raise PopError(
-                f"The pictures take {total:,} tokens; with the text, {self.room:,} fit this model's context."
-            )
-        facts, notices = [], []
-        for picture, grid in zip(pictures, grids, strict=True):
-            notices += picture.notices
+        most, total, facts, notices, made = checked_most(most_tokens), 0, [], [], []
+        for number, image in enumerate(images, start=1):  # one at a time: many large ones would fill the memory
+            picture = open_picture(image)
+            grid = self._grid(picture.image, most)
             tokens = grid.rows * grid.columns
+            total += tokens
+            if total >= self.room:  # before its pixels are scaled: what does not fit may be large
+                whole = "The pictures take" if number == len(images) else f"{number} of {len(images)} pictures take"
+                raise PopError(f"{whole} {total:,} tokens; with the text, {self.room:,} fit this model's context.")
+            notices += picture.notices
             fact = {"width": picture.width, "height": picture.height}
             fact |= {"seen_width": grid.width, "seen_height": grid.height}
             fact |= {"tokens": tokens, "rows": grid.rows, "columns": grid.columns}
@@ -93,7 +97,9 @@ class Eyes(ABC):
                     f"A picture of {picture.width:,} x {picture.height:,} pixels was scaled to {grid.width:,} x "
                     f"{grid.height:,}, so that it takes {count(tokens, 'token')}: at most {grid.limit:,} are allowed."
                 )
-        return Pixels(self._tensors(pictures, grids), tuple(facts), tuple(dict.fromkeys(notices)))
+            made.append(self._tensors(picture, grid))
+        tensors = {name: torch.cat([one[name] for one in made]) for name in made[0]} if made else {}
+        return Pixels(tensors, tuple(facts), tuple(dict.fromkeys(notices)))
 
     @abstractmethod
     def in_full(self, tokens: int) -> str:
@@ -102,6 +108,10 @@ class Eyes(ABC):
     def alone(self) -> str:
         """The placeholder with what the template puts around it, for a prompt without a template."""
         return self.placeholder
+
+    @abstractmethod
+    def sizes(self) -> list[tuple[str, int, int]]:
+        """(name, the image processor's, the model's) of what both have to agree on."""
 
     @abstractmethod
     def _placeholder(self) -> str:
@@ -149,8 +159,8 @@ class Eyes(ABC):
         """How a picture is seen, known from its size alone."""
 
     @abstractmethod
-    def _tensors(self, pictures: list[Picture], grids: list[Grid]) -> dict:
-        """The tower's arguments."""
+    def _tensors(self, picture: Picture, grid: Grid) -> dict:
+        """The tower's arguments for one picture; those of several follow each other in their first dimension."""
 
     @abstractmethod
     def _seen(self, tensors: dict) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
@@ -176,6 +186,14 @@ class QwenEyes(Eyes):
         before, after = (self.token_text(i) for i in (config.vision_start_token_id, config.vision_end_token_id))
         return before + self.placeholder + after
 
+    def sizes(self):
+        own, model = self.processor, self.config.vision_config
+        return [
+            ("patch size", own.patch_size, model.patch_size),
+            ("merge size", own.merge_size, model.spatial_merge_size),
+            ("temporal patch size", own.temporal_patch_size, model.temporal_patch_size),
+        ]
+
     def _placeholder(self):
         return self.token_text(self.config.image_token_id)
 
@@ -193,12 +211,10 @@ class QwenEyes(Eyes):
         across = min(across, limit // down)
         return Grid(down, across, across * side, down * side, limit if down * across < rows * columns else 0)
 
-    def _tensors(self, pictures, grids):
-        made = []
-        for picture, grid in zip(pictures, grids, strict=True):
-            image = picture.image.resize((grid.width, grid.height), self.processor.resample)
-            made.append(self.processor([image], do_resize=False, return_tensors="pt"))
-        return {name: torch.cat([one[name] for one in made]) for name in ("pixel_values", "image_grid_thw")}
+    def _tensors(self, picture, grid):
+        image = picture.image.resize((grid.width, grid.height), self.processor.resample)
+        made = self.processor([image], do_resize=False, return_tensors="pt")
+        return {name: made[name] for name in ("pixel_values", "image_grid_thw")}
 
     def stock_arguments(self, ids, pixels):
         tensors = {name: value.to(self.device) for name, value in pixels.tensors.items()}
@@ -232,6 +248,10 @@ class GemmaEyes(Eyes):
         image, end = (self.token_text(i) for i in (self.config.image_token_id, self.config.eoi_token_id))
         return f"\n\n{self.placeholder}{image * tokens}{end}\n\n"
 
+    def sizes(self):
+        own, side = self.processor.size, self.config.vision_config.image_size
+        return [("height", own["height"], side), ("width", own["width"], side)]
+
     def _placeholder(self):
         return self.token_text(self.config.boi_token_id)
 
@@ -242,8 +262,8 @@ class GemmaEyes(Eyes):
         side = round(tokens**0.5)
         return Grid(side, side, size["width"], size["height"])
 
-    def _tensors(self, pictures, grids):
-        made = self.processor([p.image for p in pictures], do_pan_and_scan=False, return_tensors="pt")
+    def _tensors(self, picture, grid):
+        made = self.processor([picture.image], do_pan_and_scan=False, return_tensors="pt")
         return {"pixel_values": made["pixel_values"]}
 
     def stock_arguments(self, ids, pixels):
@@ -252,6 +272,24 @@ class GemmaEyes(Eyes):
 
     def _seen(self, tensors):
         return self.model.model.get_image_features(**tensors, return_dict=True).pooler_output.flatten(0, 1), ()
+
+
+def check_eyes(loaded) -> None:
+    """Prepare a white picture, so that an image processor or a tokenizer that is not the model's is found out when the
+    model is loaded. Raises `BrokenModel`."""
+    blame = f"The image processor and the tokenizer of {loaded.name} do not fit its eyes"
+    try:
+        eyes = eyes_of(loaded)
+        wrong = [f"{name} {own}, not {wanted}" for name, own, wanted in eyes.sizes() if own != wanted]
+        eyes.in_full(1), eyes.alone()
+        pixels = eyes.prepare([Image.new("RGB", (64, 64), "white")])
+    except Exception as error:  # whatever the processor raises about values that cannot be
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise BrokenModel(f"{blame} ({reason}).") from error
+    if wrong:
+        raise BrokenModel(f"{blame}: {', '.join(wrong)}.")
+    if not all(value.isfinite().all() for value in pixels.tensors.values()):
+        raise BrokenModel(f"{blame}: a white picture is not finite.")
 
 
 def eyes_of(loaded) -> Eyes:

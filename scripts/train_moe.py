@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from moe_text import KINDS, document
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from training import save_checkpoint
+from training import save_checkpoint, state_to_resume
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3MoeConfig
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.models.qwen3_moe import Qwen3MoeForCausalLM
@@ -229,10 +229,9 @@ def train(steps: int | None, resume: bool) -> None:
     )
     checkpoint = cache_dir() / "training" / "stories-moe.pt"
     first, seconds = 0, 0.0
-    if not resume:
+    if not (state := state_to_resume(checkpoint, resume)):
         steps = steps or STEPS
     else:
-        state = torch.load(checkpoint, weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first, seconds, steps = state["step"], state["seconds"], steps or state["steps"]

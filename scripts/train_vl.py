@@ -18,14 +18,14 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import nn
-from training import Optimizer, save_checkpoint
+from training import Optimizer, save_checkpoint, state_to_resume
 from transformers import PreTrainedTokenizerFast, Qwen3VLConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl import Qwen3VLForConditionalGeneration
@@ -50,19 +50,6 @@ from pop_core.scenes import (
 FOLDER = Path(__file__).resolve().parent.parent / "assets" / "models" / "shapes-vl"
 
 
-@dataclass(frozen=True)
-class Stage:
-    """How answering is practised from step `first` on. questions: about each picture, the one without it included;
-    weights: of kinds in the loss, where not 1; by_shape: questions that find a thing by its shape come first, and,
-    guided, the shape's word is taught to look at that thing."""
-
-    first: int
-    questions: int
-    weights: dict = field(default_factory=dict)
-    by_shape: bool = False
-    guided: bool = False
-
-
 SEED, WHITE = 2026, (255, 255, 255)
 SIDE, PATCH, MERGE = 96, 8, 2  # pixels of a picture and a patch; patches a side of an image token
 IMAGE_TOKENS = (SIDE // PATCH // MERGE) ** 2
@@ -83,17 +70,13 @@ OTHER_WORDS = ("hello", "hi", "please", "tell", "me", "who", "are", "you", "a", 
 STEPS, WARM_UP, COOL_DOWN = 2100, 40, 0.4  # the last is the share of the steps in which the rate goes down to nothing
 SEEING_STEPS, SEEING_PICTURES = 300, 64  # of the vision tower alone
 PICTURES, PARTS = 16, 2  # of a step; that these are computed in
+QUESTIONS = 14  # about a picture, the one that is put without it included
 RATES = (1.5e-3, 1.2e-2, 0.05, 1.0)  # AdamW's and Muon's, Muon's weight decay, and where gradients are clipped
 EMPTY_WEIGHT = 0.15  # of the many cells without a thing, while seeing is learned
 CHECKPOINT_EVERY, REPORT_EVERY, HELD_OUT_SCENES = 100, 25, 400
-LATE = {"colour": 3.0, "place": 2.0, "describe": 2.0}
-STAGES = (  # from which step on; questions about a picture; weights of kinds in the loss; those that name a shape first
-    Stage(0, 14),
-    Stage(900, 14, LATE),
-    Stage(1200, 9, LATE, by_shape=True),  # to find a thing by its shape was still a guess, by its colour it was not
-    Stage(1500, 9, LATE, by_shape=True, guided=True),  # and practice alone did not change that
-)
-GUIDED = ((0, 0),)  # layers, and heads of them, taught to look from a shape's word at the thing: this one finds colours
+WEIGHTED_FROM, WEIGHTS = 900, {"colour": 3.0, "place": 2.0, "describe": 2.0}  # steps; kinds whose answers weigh more
+LOOKING_FROM, LOOKING = 300, (0, 0)  # steps; the layer, and its head, taught to look from a shape's word at that shape
+READING_FROM, READING = 1600, (1, 1)  # the same, taught to look from where the answer begins at the shape's word
 SINCE: list[tuple[float, float]] = []  # loss and share of right ones of the steps since the last report
 
 
@@ -197,17 +180,27 @@ def layout(tokenizer):
 class Batch:
     """One part of a step. ids: [pictures, length]; positions: [3, pictures, length]; mask: [pictures, 1, length,
     length]; learn: [pictures, length], the weight of a token's answer over the tokens of that answer, 0 elsewhere.
-    looks: (row, slot of a word, which image tokens it should look at), to guide attention."""
+    looks: what to guide of each (layer, head)."""
 
     ids: torch.Tensor
     positions: torch.Tensor
     mask: torch.Tensor
     learn: torch.Tensor
     pixels: dict
-    looks: list
+    looks: dict
 
 
-def batch(tokenizer, processor, rng: random.Random, pictures: int, stage: Stage) -> Batch:
+@dataclass(frozen=True)
+class Look:
+    """Where a token should look: from its slot, among these slots at those wanted."""
+
+    row: int
+    slot: int
+    among: list[int]
+    wanted: list[int]
+
+
+def batch(tokenizer, processor, rng: random.Random, pictures: int, step: int) -> Batch:
     """Pictures with the questions about them, and one that is put without a picture.
 
     A segment is the front (0), a question that sees it, or one (negative) that sees none of it but the role.
@@ -217,33 +210,37 @@ def batch(tokenizer, processor, rng: random.Random, pictures: int, stage: Stage)
     front_positions = torch.tensor(positions_of_front(len(front), role))
     first = int(front_positions.max()) + 1
     scenes = [draw_scene(rng) for _ in range(pictures)]
-    rows, looks = [], []
+    image_id = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    image = [slot for slot, token in enumerate(front) if token == image_id]
+    rows, looks = [], {LOOKING: [], READING: []}
     for scene in scenes:
         ids, segments, positions, learn = list(front), [0] * len(front), [], [0.0] * len(front)
         asked = questions(scene, rng)
         whole = next(q for q in asked if q.kind == "describe")
-        others = [q for q in asked if q is not whole]
-        if stage.by_shape:
-            others.sort(key=lambda question: shape_sought(question) is None)
-        others = others[: stage.questions - 2]
+        others = [q for q in asked if q is not whole][: QUESTIONS - 2]
         for number, question in enumerate([whole, *others, Question("blind", blind_prompt(rng), NO_PICTURE)], 1):
             blind = question.kind == "blind"
             asking = tokenizer(" " + question.text, add_special_tokens=False).input_ids + between
             reply = [*tokenizer(" " + question.answer, add_special_tokens=False).input_ids, end]
             start, length = role if blind else first, len(asking) + len(reply)
-            if stage.guided and (shape := shape_sought(question)):
+            if step >= LOOKING_FROM and (shape := shape_sought(question)):
                 word = len(ids) + asking.index(tokenizer.convert_tokens_to_ids(f"▁{shape}"))
                 thing = next(thing for thing in scene.things if thing.shape == shape)
-                cell = contents(Scene((thing,), WHITE))[:, 0] > 0
-                looks.append((len(rows), word, cell))
+                cells = contents(Scene((thing,), WHITE))[:, 0].tolist()
+                wanted = [slot for slot, cell in zip(image, cells, strict=True) if cell]
+                looks[LOOKING].append(Look(len(rows), word, image, wanted))
+                if step >= READING_FROM:
+                    last = len(ids) + len(asking) - 1
+                    seen = [*range(len(front)), *range(len(ids), last + 1)]
+                    looks[READING].append(Look(len(rows), last, seen, [word]))
             ids += asking + reply
             segments += [-number if blind else number] * length
             positions += range(start, start + length)
-            weight = stage.weights.get(question.kind, 1.0)
+            weight = WEIGHTS.get(question.kind, 1.0) if step >= WEIGHTED_FROM else 1.0
             learn += [0.0] * len(asking) + [weight / len(reply)] * len(reply)
         rows.append((ids, segments, positions, learn))
     ids = padded([row[0] for row in rows], tokenizer.pad_token_id)
-    segments = padded([row[1] for row in rows], stage.questions + 1)
+    segments = padded([row[1] for row in rows], QUESTIONS + 1)
     length = ids.shape[1]
     later = padded([row[2] for row in rows], 0)[:, : length - len(front)]
     here, there = segments[:, :, None], segments[:, None, :]
@@ -292,9 +289,7 @@ def answer_losses(model, part: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     places = ids == model.config.image_token_id
     seen = inner.get_image_features(part.pixels["pixel_values"], part.pixels["image_grid_thw"], return_dict=True)
     embeddings = inner.get_input_embeddings()(ids).masked_scatter(places[..., None], torch.cat(seen.pooler_output))
-    guides = [
-        Guide(inner.language_model.layers[layer], head, part.looks, places) for layer, head in GUIDED if part.looks
-    ]
+    guides = [Guide(inner.language_model.layers[i], head, looks) for (i, head), looks in part.looks.items() if looks]
     hidden = inner.language_model(
         inputs_embeds=embeddings,
         position_ids=part.positions,
@@ -313,8 +308,8 @@ def answer_losses(model, part: Batch) -> tuple[torch.Tensor, torch.Tensor]:
 class Guide:
     """Watches a layer in one forward pass of this thread, and tells how far a head is from looking where it should."""
 
-    def __init__(self, layer, head: int, looks: list, places: torch.Tensor):
-        self.attention, self.head, self.looks, self.places = layer.self_attn, head, looks, places
+    def __init__(self, layer, head: int, looks: list[Look]):
+        self.attention, self.head, self.looks = layer.self_attn, head, looks
         self.thread = threading.get_ident()  # the other half of the step runs in another one
         self.hook = self.attention.register_forward_pre_hook(self._see, with_kwargs=True)
 
@@ -323,17 +318,20 @@ class Guide:
             self.hidden, self.turns = options["hidden_states"], options["position_embeddings"]
 
     def loss(self) -> torch.Tensor:
-        """Minus the log of the share of attention to image tokens that falls on the right ones, mean over the looks."""
+        """Minus the log of the share of a look's attention that falls on what is wanted, mean over the looks."""
         self.hook.remove()
         shape = (*self.hidden.shape[:2], -1, self.attention.head_dim)
         queries = self.attention.q_norm(self.attention.q_proj(self.hidden).view(shape)).transpose(1, 2)
         keys = self.attention.k_norm(self.attention.k_proj(self.hidden).view(shape)).transpose(1, 2)
         queries, keys = apply_rotary_pos_emb(queries, keys, *self.turns)
-        rows, words, cells = zip(*self.looks, strict=True)
-        asked = queries[list(rows), self.head, list(words)]
-        seen = torch.stack([keys[row, 0][self.places[row]] for row in rows])
-        scores = (seen @ asked[:, :, None])[..., 0] * self.attention.scaling
-        return -(scores.log_softmax(-1).masked_fill(~torch.stack(cells), -1e9).logsumexp(-1)).mean()
+        rows = [look.row for look in self.looks]
+        asked = queries[rows, self.head, [look.slot for look in self.looks]]
+        scores = (keys[rows, 0] @ asked[:, :, None])[..., 0] * self.attention.scaling
+        others, unwanted = torch.ones(2, *scores.shape, dtype=torch.bool)
+        for at, look in enumerate(self.looks):
+            others[at, look.among] = unwanted[at, look.wanted] = False
+        shares = scores.masked_fill(others, -1e9).log_softmax(-1)
+        return -shares.masked_fill(unwanted, -1e9).logsumexp(-1).mean()
 
 
 def rate(step: int, steps: int) -> float:
@@ -352,13 +350,12 @@ def train(steps: int | None, resume: bool, cores: int) -> None:
     model = new_model(tokenizer).train()
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens", flush=True)
     checkpoint = cache_dir() / "training" / "shapes-vl.pt"
-    first, begun = 0, time.perf_counter()
+    first, begun, state = 0, time.perf_counter(), state_to_resume(checkpoint, resume)
     with ThreadPoolExecutor(cores) as pool:
-        if not resume:
+        if not state:
             learn_to_see(model, processor, pool, begun)
         optimizer = Optimizer(model, *RATES)
-        if resume:
-            state = torch.load(checkpoint, weights_only=True)
+        if state:
             model.load_state_dict(state["model"])
             optimizer.load(state["optimizer"])
             first, steps = state["step"], steps or state["steps"]
@@ -366,10 +363,9 @@ def train(steps: int | None, resume: bool, cores: int) -> None:
         steps = steps or STEPS
 
         for step in range(first, steps):
-            stage = next(stage for stage in reversed(STAGES) if step >= stage.first)
 
-            def losses(rng: random.Random, stage=stage):
-                return answer_losses(model, batch(tokenizer, processor, rng, PICTURES // PARTS, stage))
+            def losses(rng: random.Random, step=step):
+                return answer_losses(model, batch(tokenizer, processor, rng, PICTURES // PARTS, step))
 
             told = one_step(list(model.parameters()), optimizer, losses, f"{SEED} {step}", rate(step, steps), pool)
             report("answering", step, steps, told, begun)

@@ -12,6 +12,17 @@ def save_checkpoint(file: Path, state: dict) -> None:
     file.with_suffix(".tmp").replace(file)
 
 
+def state_to_resume(file: Path, resume: bool) -> dict | None:
+    """What `save_checkpoint` saved last; None for a fresh start, which forgets the run before. Ends the script where
+    there is nothing to resume."""
+    if not resume:
+        file.unlink(missing_ok=True)
+        return None
+    if not file.exists():
+        raise SystemExit("There is no run to resume: none has reached its first checkpoint.")
+    return torch.load(file, weights_only=True)
+
+
 class Optimizer:
     """Muon for matrices, AdamW for the rest. `torch.optim.Muon` works in bfloat16, which costs this CPU twenty times as
     much; Muon itself is momentum, made orthogonal (Jordan et al., 2024), with the step of Liu et al., 2025."""

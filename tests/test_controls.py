@@ -6,9 +6,10 @@ from dataclasses import replace
 from random import Random
 from urllib.parse import parse_qsl
 
+import gradio as gr
 import pytest
 
-from pages import answers, compare, controls, links, shared
+from pages import answers, compare, links, shared
 from pop_core import recorded, sentences
 from pop_core.errors import PopError
 from pop_core.forecast import default_plan, forecast
@@ -96,7 +97,7 @@ def test_an_impossible_combination_is_told_while_the_controls_move():
 
 
 def test_a_slider_hands_on_whatever_was_typed():
-    made = controls.slider(0, 12, value=8)
+    made = gr.Slider(0, 12, value=8)
     for one in (made, type(made)(**made.constructor_args)):  # as Gradio makes it again once an update has changed it
         assert one.preprocess(20) == 20 and one.preprocess("abc") == "abc"
 

@@ -6,7 +6,9 @@ from tiny import SHAPE
 from tiny_vision import END, IMAGE, SEEING_MAKERS, START, image_processor, scribble, seeing_tokenizer
 from transformers import Gemma3Processor
 
+from pop_core import vision
 from pop_core.errors import Cancelled, PopError
+from pop_core.pictures import open_picture
 from pop_core.plan import DENSE, Plan, PrefillCut
 from pop_core.sampling import Sampling
 
@@ -96,6 +98,14 @@ def test_pictures_that_do_not_fit_are_refused_before_they_are_scaled(engines, mo
     monkeypatch.setattr(type(engine.eyes), "_tensors", lambda *_: pytest.fail("a pixel was scaled"))
     with pytest.raises(PopError, match=r"The pictures take 16,384 tokens; with the text, 4,096 fit"):
         engine.encode("Hi", Sampling(), None, [scribble(1, 1)], 16384)
+
+
+def test_pictures_are_opened_until_they_do_not_fit(engines, monkeypatch):
+    opened = []
+    monkeypatch.setattr(vision, "open_picture", lambda image: opened.append(image) or open_picture(image))
+    with pytest.raises(PopError, match=r"^2 of 9 pictures take [\d,]+ tokens; with the text, 4,096 fit"):
+        engines("qwen3-vl").eyes.prepare([scribble(16, 16)] * 9, 3000)
+    assert len(opened) == 2
 
 
 def test_lengths_name_the_image_tokens(engines):

@@ -170,6 +170,8 @@ def test_rough_numbers_are_called_rough():
     assert uncertain(made()) == ""
     assert uncertain(made() | {"samples": 3}).startswith("With 3 samples the numbers are rough: the standard error is")
     assert uncertain(made() | {"samples": 1}).startswith("With 1 sample ")
+    assert uncertain(made() | {"samples": 3, "distinct": 1}).startswith("All 3 samples are one prompt, ")
+    assert uncertain(made() | {"samples": 3, "distinct": 2}) == uncertain(made() | {"samples": 3})
     result = made()
     for layer in range(6):
         result = changed(result, layer, 9.0, ("prefill_se", "decode_se"))

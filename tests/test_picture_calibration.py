@@ -5,11 +5,13 @@ import time
 import pytest
 import torch
 from laws import gap
+from tiny_vision import scribble
 
 from pop_core import baselines, calibration, kv_fit
 from pop_core.engine import Engine
 from pop_core.loading import load_model
 from pop_core.plan import FITTED, OWN, WANDA_SP, Baseline, Plan, PrefillCut
+from pop_core.samples import image_samples
 from pop_core.scene_quality import measure_scenes
 
 KEY_OF_TEXT = "f3cb7175"  # in the names of the files that users have
@@ -67,6 +69,29 @@ def test_features_of_a_picture_are_those_of_its_dense_forward(engines):
         state = output.hidden_states[layer][0, kv_fit.LEFT_OUT :]
         expected = state / (state.square().mean(-1, keepdim=True) + engine.spec.rms_eps).sqrt()
         assert gap(found[layer], expected) < 1e-3
+
+
+def test_baselines_see_what_the_stock_model_does_with_a_picture(engines):
+    """Moments of every FFN's activations, gathered by the stock forward."""
+    engine, seen = engines("qwen3-vl"), {}
+    model, picture = engine.loaded.model, scribble(24, 16)
+    (sample,) = image_samples(engine, [((picture,), "Hi", "a dog")], 9)
+    (found,) = baselines.calibrate(engine, [sample])
+    layers = model.model.language_model.layers
+    hooks = [
+        layer.mlp.down_proj.register_forward_pre_hook(lambda _, inputs, i=i: seen.update({i: inputs[0][0].double()}))
+        for i, layer in enumerate(layers)
+    ]
+    ids = torch.tensor([sample.ids])
+    kinds = (ids == model.config.image_token_id).int()
+    model(ids, mm_token_type_ids=kinds, **sample.prompt.pixels.tensors)
+    engine.eyes.forget()
+    for hook in hooks:
+        hook.remove()
+    for i, row in enumerate(found.moments):
+        ((tokens, mean, square),) = row
+        assert tokens == len(sample.ids)
+        assert gap(mean, seen[i].mean(0)) < 1e-5 and gap(square, seen[i].square().mean(0)) < 1e-5
 
 
 def test_baselines_of_a_seeing_model_read_pictures_where_text_says_nothing(monkeypatch):

@@ -2,21 +2,25 @@
 
 import json
 import shutil
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tiny_files import tiny_folder
 from tiny_vision import SEEING_MAKERS, scribble, seeing_folder
 
 from pop_core import quality, scene_quality, scenes
 from pop_core.__main__ import main
 from pop_core.bench import bench_prefill
+from pop_core.channel_study import plans_of, study
 from pop_core.compare import compare
 from pop_core.divergence import divergence, mean
 from pop_core.engine import Engine
-from pop_core.errors import BrokenModel, PopError
+from pop_core.errors import PopError
 from pop_core.loading import load_model
-from pop_core.plan import DENSE, Plan, PrefillCut
+from pop_core.plan import DENSE, ChannelPruning, Plan, PrefillCut
 from pop_core.samples import text_samples
 from pop_core.sampling import Sampling
 from pop_core.text import encode_text
@@ -190,16 +194,8 @@ def test_templates_kept_apart_are_read(folder, tmp_path):
         Engine(loaded).encode("Hi", Sampling(), True, [scribble(16, 16)])
 
 
-def test_a_missing_image_processor_is_said(folder, tmp_path):
-    copy = tmp_path / "copy"
-    shutil.copytree(folder, copy)
-    (copy / "preprocessor_config.json").unlink()
-    with pytest.raises(BrokenModel, match="image processor"):
-        load_model(str(copy))
-
-
 def test_what_is_measured_is_measured_on_the_picture(engine, picture):
-    """KL of a comparison, of a text and of scenes, each against logits of the same prompt with its picture."""
+    """KL of a comparison and of a text, each against logits of the same prompt with its picture."""
     plan, sampling = Plan(PrefillCut(3)), Sampling(6)
     found = compare(engine, "Hi", plan, sampling=sampling, repeats=1, images=[picture])
     prompt = engine.encode("Hi", sampling, images=[picture])
@@ -212,6 +208,35 @@ def test_what_is_measured_is_measured_on_the_picture(engine, picture):
     logits = [engine.continuation_logits(prompt, text, p, sight) for p in (DENSE, plan)]
     measured = quality.measure(engine, [sample], [plan])[0]
     assert measured.kl == pytest.approx(mean(divergence(*logits)[0]), rel=1e-4)
+
+
+def test_a_study_of_channels_is_made_on_the_picture(engine, picture):
+    """KL of every method, of which the peers read no prompt, and how far layers agree, with the picture and without."""
+    plan, sampling = Plan(channels=ChannelPruning(0.4)), Sampling(6)
+    found = study(engine, "Hi", plan, sampling=sampling, peers=False, rounds=1, images=[picture])
+    prompt, answer = engine.encode("Hi", sampling, images=[picture]), engine.token_ids(found.dense["tokens"])
+    ids, sight = engine.token_ids(prompt.ids), engine.look(prompt)
+    dense = engine.continuation_logits(ids, answer, DENSE, sight)
+    assert len(found.methods) > 3
+    for row in found.methods[1:]:
+        logits = engine.continuation_logits(ids, answer, plans_of(plan, False)[row["name"]], sight)
+        assert row["kl"] == pytest.approx(mean(divergence(dense, logits)[0]), rel=1e-4)
+        assert row["kl"] > 1e-5
+    other = study(engine, "Hi", plan, sampling=sampling, peers=False, rounds=1, images=[scribble(48, 32, seed=3)])
+    assert other.top_half != found.top_half
+
+
+@pytest.mark.parametrize("kind", [Image.Image, np.ndarray, str, bytes])
+def test_one_picture_need_not_be_in_a_list(engine, picture, kind):
+    with Image.open(picture) as opened:
+        image = opened.convert("RGB")
+    one = {Image.Image: image, np.ndarray: np.asarray(image), str: picture, bytes: Path(picture).read_bytes()}[kind]
+    plan, sampling = Plan(PrefillCut(3), ChannelPruning(0.4)), Sampling(4)
+    alone, listed = (engine.generate("Hi", plan, sampling, images=images) for images in (one, [one]))
+    assert alone.tokens == listed.tokens and alone.image_tokens == 24
+    assert compare(engine, "Hi", plan, sampling=sampling, repeats=1, images=one).pruned["tokens"] == alone.tokens
+    assert study(engine, "Hi", plan, sampling=sampling, peers=False, rounds=1, images=one).pruned["image_tokens"] == 24
+    assert bench_prefill(engine, None, plan, 1, images=one)["image_tokens"] == 24
 
 
 def test_every_token_of_an_answer_counts():

@@ -8,7 +8,7 @@ from test_gates import kept_bytes, traces
 from tiny_vision import SEEING_MAKERS, scribble, tiny_seeing_model
 from torch.nn.functional import cross_entropy
 
-from pop_core import gates, importance
+from pop_core import baselines, gates, importance, kv_fit, quality, scene_quality
 from pop_core.ablation import ablate, cut_divergence
 from pop_core.analysis import analyse, sample_generator
 from pop_core.costs import analysis_bytes
@@ -16,6 +16,7 @@ from pop_core.decoder import Decoder
 from pop_core.divergence import mean
 from pop_core.errors import Cancelled, PopError
 from pop_core.picture_view import grids, layer_sums
+from pop_core.plan import Plan, PrefillCut
 from pop_core.samples import Sample, image_samples, text_samples
 
 EPSILON = 1e-5
@@ -199,6 +200,30 @@ def test_nothing_is_left_on_the_model(engines, name, end):
     assert result.complete == (end == "done")
     assert traces(model) == before and getattr(model.model, "rope_deltas", None) is None
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_stop_reaches_into_the_vision_tower(engines, monkeypatch):
+    engine, given = engines("qwen3-vl"), []
+    look = engine.eyes.look
+    monkeypatch.setattr(engine.eyes, "look", lambda *arguments: given.append(arguments[2]) or look(*arguments))
+
+    def checkpoint():
+        pass
+
+    sample, plan = samples_of(engine)[0], Plan(PrefillCut(3))
+    analyse(engine, [sample], checkpoint=checkpoint)
+    quality.measure(engine, [sample], [plan], checkpoint)
+    scene_quality.measure_scenes(engine, 1, [plan], checkpoint)
+    list(baselines.calibrate(engine, [sample], checkpoint))
+    monkeypatch.setattr(kv_fit, "_save", lambda *_: None)
+    kv_fit.fit(engine, [sample], [3], checkpoint=checkpoint)
+    assert len(given) >= 5 and set(given) == {checkpoint}
+
+
+def test_one_prompt_again_and_again_is_called_that(engines):
+    engine = engines("qwen3-vl")
+    one, other = samples_of(engine)[:2]
+    assert [analyse(engine, some).distinct for some in ([one] * 3, [one, other, one])] == [1, 2]
 
 
 @pytest.mark.parametrize("size", [(64, 64), (256, 256)])

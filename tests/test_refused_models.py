@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 from tiny import tiny_model
 from tiny_files import config_folder, tiny_folder
+from tiny_vision import seeing_folder
 from transformers import GPT2Config, MambaConfig, T5Config
 
 from pop_core import memory
@@ -19,6 +20,47 @@ from pop_core.errors import (
 )
 from pop_core.families import supported_families
 from pop_core.loading import load_model
+
+EYES = {  # what is changed in which file of a model that sees, and what is said
+    "merge": ("preprocessor_config.json", {"merge_size": 4}, "merge size 4, not 2"),
+    "patch": ("preprocessor_config.json", {"patch_size": 8}, "patch size 8, not 4"),
+    "no patch": ("preprocessor_config.json", {"patch_size": 0}, "do not fit its eyes"),
+    "frames": ("preprocessor_config.json", {"temporal_patch_size": 1}, "temporal patch size 1, not 2"),
+    "mean": ("preprocessor_config.json", {"image_mean": [0.5, 0.5]}, "do not fit its eyes"),
+    "deviation": ("preprocessor_config.json", {"image_std": [0, 0, 0]}, "a white picture is not finite"),
+    "bounds": ("preprocessor_config.json", {"size": {"height": 4, "width": 4}}, "do not fit its eyes"),
+    "placeholder": ("config.json", {"image_token_id": 99_999}, "do not fit its eyes"),
+    "start": ("config.json", {"vision_start_token_id": 99_999}, "do not fit its eyes"),
+    "layers": ("config.json", {"text_config": {"num_hidden_layers": 30_000_000}}, "layers in the config is 30000000"),
+    "tower": ("config.json", {"vision_config": {"depth": 30_000_000}}, "layers in the config is 30000000"),
+    "width": ("config.json", {"vision_config": {"hidden_size": -4}}, "No model can be made of this config"),
+}
+
+
+@pytest.mark.parametrize(("name", "changes", "said"), EYES.values(), ids=EYES)
+def test_eyes_that_do_not_fit_are_refused_when_the_model_is_loaded(tmp_path, name, changes, said):
+    file = seeing_folder(tmp_path, "qwen3-vl") / name
+    entries = json.loads(file.read_text())
+    for key, value in changes.items():
+        entries[key] = entries[key] | value if key.endswith("_config") else value
+    file.write_text(json.dumps(entries))
+    with pytest.raises(PopError, match=said) as error:
+        load_model(str(tmp_path))
+    assert len(str(error.value)) < 300 and "\n" not in str(error.value)
+
+
+def test_eyes_of_gemma_have_the_size_of_the_model(tmp_path):
+    file = seeing_folder(tmp_path, "gemma3-vl") / "preprocessor_config.json"
+    load_model(str(tmp_path))
+    file.write_text(file.read_text().replace('"height": 16', '"height": 32'))
+    with pytest.raises(BrokenModel, match="height 32, not 16"):
+        load_model(str(tmp_path))
+
+
+def test_a_missing_image_processor_is_said(tmp_path):
+    (seeing_folder(tmp_path, "qwen3-vl") / "preprocessor_config.json").unlink()
+    with pytest.raises(BrokenModel, match="image processor"):
+        load_model(str(tmp_path))
 
 
 def test_missing_unexpected_and_mismatched_tensors_are_named(damaged):

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from tiny_vision import END, IMAGE, SEEING_MAKERS, START, scribble
 
-from pop_core import calibration, scenes
+from pop_core import calibration, memory, scenes
 from pop_core.engine import Engine
-from pop_core.errors import PopError
+from pop_core.errors import NotEnoughMemory, PopError
 from pop_core.loading import load_model
 from pop_core.plan import DENSE
 from pop_core.samples import Sample, image_samples, text_samples
@@ -35,7 +35,6 @@ def test_pieces_of_a_text_have_the_pictures_of_a_plain_prompt_in_front(engines, 
         assert sample.image_tokens == plain.image_tokens == sample.ids.count(IMAGE)
         assert sample.ids[-24:] == text.ids[1:] and (sample.new_tokens, text.new_tokens) == (5, 5)
         assert engine.look(sample.prompt).tokens == sample.image_tokens and text.prompt is None
-    assert with_images[0].images == tuple(images) and with_images[1].images == ()
 
 
 @pytest.mark.parametrize("name", SEEING_MAKERS)
@@ -65,6 +64,17 @@ def test_what_can_be_told_apart_has_another_digest():
     assert one.digest() == image_samples(shapes(), [((scribble(96, 96),), "Hi", "red")], 9)[0].digest()
     text = Sample((1, 2, 3), 2)
     assert text.digest(1) != text.digest(2) and text.digest() != replace(text, ids=(1, 2, 4)).digest()
+
+
+def test_pictures_that_fill_the_memory_are_refused_after_the_first(monkeypatch):
+    engine, seen = shapes(), []
+    need = engine.encode("Hi", Sampling(), None, [scribble(96, 96)]).pixels.bytes
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 20 * need)
+    prompts = [((scribble(96, 96),), "Hi", "red")]
+    assert len(image_samples(engine, prompts * 20, 9)) == 20
+    with pytest.raises(NotEnoughMemory, match="what the eyes take of 21 prompts with pictures needs about"):
+        image_samples(engine, prompts * 21, 9, lambda: seen.append(1))
+    assert len(seen) == 1
 
 
 def test_a_model_without_eyes_says_so(tiny):

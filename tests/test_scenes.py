@@ -2,6 +2,7 @@
 
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,14 @@ def test_no_question_has_two_answers():
             assert seen.setdefault(question.text, question.answer) == question.answer
 
 
+def test_of_two_circles_neither_is_the_circle():
+    two = scene(("red", "circle", "top left"), ("blue", "circle", "bottom"), ("blue", "square", "top"))
+    asked = answers(two)
+    assert not {text for text in asked if "the circle" in text or "has the circle" in text}
+    assert not {text for text in asked if "the blue one" in text or text == "what shape is blue?"}
+    assert asked["what colour is the square?"] == "blue" and asked["where is the red one?"] == "top left"
+
+
 def test_held_out_scenes_are_never_drawn_for_training():
     trained = [scenes.draw_scene(random.Random(f"t {seed}")) for seed in range(500)]
     held_out = scenes.held_out_scenes(100)
@@ -111,9 +120,7 @@ def test_a_packed_question_is_read_as_if_it_were_alone(trainer):
     """The loss of a batch is the mean over its answers, each read by the stock forward with its own prompt."""
     tokenizer, processor, model = trainer
     with torch.no_grad():
-        loss, _ = train_vl.answer_losses(
-            model, train_vl.batch(tokenizer, processor, random.Random(5), 1, train_vl.STAGES[0])
-        )
+        loss, _ = train_vl.answer_losses(model, train_vl.batch(tokenizer, processor, random.Random(5), 1, step=0))
         alone = [_stock_loss(trainer, *question) for question in packed(5)]
     assert loss.item() == pytest.approx(sum(alone) / len(alone), abs=1e-5)
 
@@ -124,7 +131,7 @@ def packed(seed: int):
     some = scenes.draw_scene(rng)
     asked = scenes.questions(some, rng)
     whole = next(q for q in asked if q.kind == "describe")
-    for question in [whole, *[q for q in asked if q is not whole][: train_vl.STAGES[0].questions - 2]]:
+    for question in [whole, *[q for q in asked if q is not whole][: train_vl.QUESTIONS - 2]]:
         yield scenes.picture(some), question.text, question.answer
     yield None, train_vl.blind_prompt(rng), scenes.NO_PICTURE
 
@@ -146,6 +153,37 @@ def _stock_loss(trainer, image, text, answer) -> float:
     model.model.rope_deltas = None
     logits = model(ids, **seen).logits[0, len(prompt) - 1 : -1]
     return torch.nn.functional.cross_entropy(logits, torch.tensor(reply)).item()
+
+
+def test_a_guide_tells_how_much_of_the_stock_attention_misses_the_shape(trainer):
+    """Of the word's to image tokens, and of all of the attention from where the answer begins to the word."""
+    tokenizer, processor, model = trainer
+    part = train_vl.batch(tokenizer, processor, random.Random(5), 2, step=train_vl.READING_FROM)
+    layers, found = model.model.language_model.layers, {}
+    hooks = [
+        layers[at].self_attn.register_forward_hook(lambda _, inputs, output, at=at: found.update({at: output[1]}))
+        for at, _ in part.looks
+    ]
+    model.set_attn_implementation("eager")  # the one that tells its weights, and adds the mask
+    eager = replace(part, mask=torch.where(part.mask, 0.0, -torch.inf))
+    with torch.no_grad():
+        guided, unguided = (train_vl.answer_losses(model, some)[0] for some in (eager, replace(eager, looks={})))
+    for hook in hooks:
+        hook.remove()
+    model.set_attn_implementation("sdpa")
+    looking, reading = [], []
+    for look, read in zip(*part.looks.values(), strict=True):
+        assert tokenizer.decode(part.ids[look.row, look.slot]).strip() in SHAPES
+        on_image = found[0][look.row, train_vl.LOOKING[1], look.slot] * (
+            part.ids[look.row] == model.config.image_token_id
+        )
+        assert 1 < len(look.wanted) < len(on_image.nonzero())
+        looking.append(-(on_image[look.wanted].sum() / on_image.sum()).log())
+        assert part.learn[read.row, read.slot] == 0 < part.learn[read.row, read.slot + 1]
+        reading.append(-found[1][read.row, train_vl.READING[1], read.slot, look.slot].log())
+    assert len(looking) > 1
+    missed = torch.stack(looking).mean() + torch.stack(reading).mean()
+    assert (guided - unguided).item() == pytest.approx(missed.item(), abs=1e-5)
 
 
 def test_the_vision_tower_is_taught_what_is_in_each_cell():
