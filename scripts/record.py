@@ -3,7 +3,7 @@
 `python scripts/record.py [compare]`: the default example under the default plan; wants a quiet machine.
 `python scripts/record.py importance MODEL [ABLATED]`: 200 samples, layers left out on ABLATED of them (all by default).
 `python scripts/record.py channels MODEL`: the model's first example under the default channel pruning; quiet machine.
-`python scripts/record.py scenes shapes-vl`: exact answers, KL and agreement of many plans on 60 held-out scenes.
+`python scripts/record.py scenes shapes-vl`: exact answers, KL and agreement of many plans on 120 held-out scenes.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from pop_core.timing import machine  # noqa: E402
 MODEL, REPEATS, SAMPLES = "smollm2", 9, 200
 RATIO, ANSWER = 0.4, 48
 SHAPES = "shapes-vl"
-SCENES, RATIOS = 60, (0.2, 0.4, 0.6)
+SCENES, RATIOS = 120, (0.2, 0.4, 0.6)
 EXAMPLES = {"stories-moe": "assets/models/stories-moe/examples.json"}  # of models that know only their own world
 READ = {"stories-moe": ["--text", "assets/heldout/stories.txt"], "shapes-vl": ["--scenes"]}
 
