@@ -22,7 +22,6 @@ from .divergence import divergence, mean
 from .engine import Engine
 from .errors import Cancelled, NotEnoughMemory, PopError
 from .generation import Generation
-from .pictures import in_a_row
 from .plan import ALL, BASELINES, CANDIDATES, DENSE, NONE, Baseline, ChannelPruning, Plan
 from .run import Run, median
 from .sampling import Sampling
@@ -114,9 +113,8 @@ def study_steps(
     if not plan.channels or not plan.online:
         raise PopError("This plan prunes no channels; give a prune ratio above 0.")
     sampling = sampling or Sampling()
-    images = in_a_row(images)
-    engine.check(plan, bool(images))
     prompt = engine.encode(text, sampling, chat, images, image_tokens)
+    engine.check(plan, sees=prompt.pixels is not None)
     methods = plans_of(plan, peers)
     yield Progress("calibrating")
     for other in methods.values():

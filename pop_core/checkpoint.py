@@ -19,7 +19,7 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.utils import logging
 
-from .errors import BrokenModel, ModelNotFound, NotEnoughMemory, PopError, UnsupportedModel
+from .errors import BrokenModel, ModelNotFound, NotEnoughMemory, PopError, UnsupportedModel, first_line
 from .families import SEEING, check_layers, supported_families
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -47,7 +47,7 @@ def read_config(folder: Path):
         with quiet():
             return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # whatever the config classes raise about values of the wrong kind
-        raise BrokenModel(f"{file} is not a usable config ({_first_line(error)}).") from error
+        raise BrokenModel(f"{file} is not a usable config ({first_line(error)}).") from error
 
 
 def check_files(folder: Path, quantised: bool) -> None:
@@ -64,7 +64,7 @@ def check_files(folder: Path, quantised: bool) -> None:
         except FileNotFoundError:
             raise BrokenModel(f"The weight file {file} is missing.") from None
         except (SafetensorError, OSError) as error:
-            raise BrokenModel(f"{file} is damaged or cut off ({_first_line(error)}).") from None
+            raise BrokenModel(f"{file} is damaged or cut off ({first_line(error)}).") from None
 
 
 def load_weights(folder: Path, config, dtype: torch.dtype, **placement):
@@ -99,7 +99,7 @@ def load_image_processor(folder: Path):
                 folder, backend="pil", trust_remote_code=False, local_files_only=True
             )
     except Exception as error:  # a missing file, a class that is unknown, values of the wrong kind
-        raise BrokenModel(f"The image processor in {folder} cannot be read ({_first_line(error)}).") from error
+        raise BrokenModel(f"The image processor in {folder} cannot be read ({first_line(error)}).") from error
 
 
 def load_tokenizer(folder: Path):
@@ -110,7 +110,7 @@ def load_tokenizer(folder: Path):
         with quiet():
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # the tokenizer classes, and the Rust behind them, raise whatever they like
-        raise BrokenModel(f"The tokenizer in {folder} cannot be read ({_first_line(error)}).") from error
+        raise BrokenModel(f"The tokenizer in {folder} cannot be read ({first_line(error)}).") from error
     if not tokenizer.chat_template and (folder / TEMPLATE).is_file():  # older models that see keep it apart
         tokenizer.chat_template = _read_json(folder / TEMPLATE).get("chat_template")
     return tokenizer
@@ -139,9 +139,9 @@ def clear_errors(where):
     except torch.OutOfMemoryError:
         raise NotEnoughMemory(f"The memory ran out while {where} was loaded.") from None
     except ImportError as error:  # a quantised checkpoint wants a package
-        raise PopError(f"{where} needs a package that is not installed ({_first_line(error)}).") from error
+        raise PopError(f"{where} needs a package that is not installed ({first_line(error)}).") from error
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise BrokenModel(f"{where} cannot be loaded ({_first_line(error)}).") from error
+        raise BrokenModel(f"{where} cannot be loaded ({first_line(error)}).") from error
 
 
 @contextmanager
@@ -180,11 +180,7 @@ def _read_json(file: Path) -> dict:
     try:
         entries = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise BrokenModel(f"{file} is not valid JSON ({_first_line(error)}).") from None
+        raise BrokenModel(f"{file} is not valid JSON ({first_line(error)}).") from None
     if not isinstance(entries, dict):
         raise BrokenModel(f"{file} is not a JSON object.")
     return entries
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

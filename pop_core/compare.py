@@ -17,7 +17,6 @@ from .divergence import divergence, mean
 from .engine import Engine
 from .errors import Cancelled, PopError
 from .generation import Generation
-from .pictures import in_a_row
 from .plan import DENSE, NONE, ChannelPruning, Plan, whole_number
 from .run import Run, median
 from .sampling import Sampling
@@ -106,9 +105,8 @@ def compare_steps(
     sampling, repeats = sampling or Sampling(), whole_number(repeats, "number of repeats")
     if repeats < 0:
         raise PopError(f"The number of repeats is {repeats}; it must not be negative.")
-    images = in_a_row(images)
-    engine.check(plan, bool(images))
     prompt = engine.encode(text, sampling, chat, images, image_tokens)
+    engine.check(plan, sees=prompt.pixels is not None)
     with engine.exclusive(checkpoint):
         yield Progress("reading")
         sight = engine.look(prompt, checkpoint)

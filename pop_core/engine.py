@@ -293,9 +293,8 @@ class Engine:
     ) -> Iterator[Generation]:
         """As `generate`, yielding the `Generation` after the prefill and after each token."""
         sampling = sampling or Sampling()
-        images = in_a_row(images)
-        self.check(plan, bool(images))
         prompt = self.encode(text, sampling, chat, images, image_tokens)
+        self.check(plan, sees=prompt.pixels is not None)
         with self.exclusive(checkpoint):
             generation = Generation(self, prompt, plan, sampling, checkpoint)
             try:

@@ -35,3 +35,8 @@ class NotEnoughMemory(PopError):
 
 class Cancelled(Exception):
     """The person pressed Stop. Not an error: whoever catches it keeps what was done so far."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of a library says, as a part of one of our sentences."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -7,7 +7,7 @@ import torch
 
 from . import cgroup
 from .checkpoint import model_class
-from .errors import BrokenModel, NotEnoughMemory
+from .errors import BrokenModel, NotEnoughMemory, first_line
 from .units import gigabytes
 
 
@@ -32,8 +32,7 @@ def model_bytes(config, dtype: torch.dtype) -> int:
         with torch.device("meta"):
             model = model_class(config).from_config(config, trust_remote_code=False)
     except Exception as error:  # whatever the model classes raise about sizes that cannot be
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise BrokenModel(f"No model can be made of this config ({reason}).") from error
+        raise BrokenModel(f"No model can be made of this config ({first_line(error)}).") from error
     packed = _stored_bits(getattr(config, "quantization_config", None))
     linear = {id(m.weight) for m in model.get_decoder().layers.modules() if isinstance(m, torch.nn.Linear)}
     bits = sum(

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from .errors import BrokenModel, PopError
+from .errors import BrokenModel, PopError, first_line
 from .families import FAMILIES, SEEING
 from .pictures import MOST_PICTURES, Picture, open_picture, thumbnail
 from .plan import whole_number
@@ -284,8 +284,7 @@ def check_eyes(loaded) -> None:
         eyes.in_full(1), eyes.alone()
         pixels = eyes.prepare([Image.new("RGB", (64, 64), "white")])
     except Exception as error:  # whatever the processor raises about values that cannot be
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise BrokenModel(f"{blame} ({reason}).") from error
+        raise BrokenModel(f"{blame} ({first_line(error)}).") from error
     if wrong:
         raise BrokenModel(f"{blame}: {', '.join(wrong)}.")
     if not all(value.isfinite().all() for value in pixels.tensors.values()):
@@ -303,7 +302,11 @@ def eyes_of(loaded) -> Eyes:
 def _watched(tower: torch.nn.Module, checkpoint: Checkpoint):
     """Call `checkpoint` before each of a tower's layers; nothing stays on it."""
     layers = max((part for part in tower.modules() if isinstance(part, torch.nn.ModuleList)), key=len)
-    hooks = [layer.register_forward_pre_hook(lambda *_: checkpoint()) for layer in layers]
+
+    def see(*_) -> None:  # what a hook returns would become the layer's input
+        checkpoint()
+
+    hooks = [layer.register_forward_pre_hook(see) for layer in layers]
     try:
         yield
     finally:

@@ -1,6 +1,7 @@
 """The analysis on prompts with pictures: two kinds of tokens that add up to what is read, and a map of every patch."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -207,10 +208,7 @@ def test_stop_reaches_into_the_vision_tower(engines, monkeypatch):
     look = engine.eyes.look
     monkeypatch.setattr(engine.eyes, "look", lambda *arguments: given.append(arguments[2]) or look(*arguments))
 
-    def checkpoint():
-        pass
-
-    sample, plan = samples_of(engine)[0], Plan(PrefillCut(3))
+    sample, plan, checkpoint = samples_of(engine)[0], Plan(PrefillCut(3)), Mock()
     analyse(engine, [sample], checkpoint=checkpoint)
     quality.measure(engine, [sample], [plan], checkpoint)
     scene_quality.measure_scenes(engine, 1, [plan], checkpoint)

@@ -13,6 +13,8 @@ from pop_core import scenes
 from pop_core.scenes import COLOURS, KINDS, PLACES, SHAPES, Scene, Thing
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
+import shapes_batches
+import shapes_model
 import train_vl
 import training
 
@@ -102,25 +104,25 @@ def test_every_kind_is_asked():
 
 @pytest.fixture(scope="module")
 def trainer():
-    tokenizer = train_vl.make_tokenizer()
-    return tokenizer, train_vl.image_processor(), train_vl.new_model(tokenizer).eval()
+    tokenizer = shapes_model.make_tokenizer()
+    return tokenizer, shapes_model.image_processor(), shapes_model.new_model(tokenizer).eval()
 
 
 def test_positions_in_front_of_the_questions_are_the_models_own(trainer):
     tokenizer, _, model = trainer
-    front, _ = train_vl.layout(tokenizer)
-    ids, side = torch.tensor([front]), train_vl.SIDE // train_vl.PATCH
+    front, _ = shapes_batches.layout(tokenizer)
+    ids, side = torch.tensor([front]), shapes_model.SIDE // shapes_model.PATCH
     kinds = (ids == model.config.image_token_id).int()
     expected = model.model.get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=torch.tensor([[1, side, side]]))
     role = front.index(tokenizer.convert_tokens_to_ids("<|vision_start|>"))
-    assert torch.equal(expected[0][:, 0], torch.tensor(train_vl.positions_of_front(len(front), role)))
+    assert torch.equal(expected[0][:, 0], torch.tensor(shapes_batches.positions_of_front(len(front), role)))
 
 
 def test_a_packed_question_is_read_as_if_it_were_alone(trainer):
     """The loss of a batch is the mean over its answers, each read by the stock forward with its own prompt."""
     tokenizer, processor, model = trainer
     with torch.no_grad():
-        loss, _ = train_vl.answer_losses(model, train_vl.batch(tokenizer, processor, random.Random(5), 1, step=0))
+        loss, _ = train_vl.answer_losses(model, shapes_batches.batch(tokenizer, processor, random.Random(5), 1, step=0))
         alone = [_stock_loss(trainer, *question) for question in packed(5)]
     assert loss.item() == pytest.approx(sum(alone) / len(alone), abs=1e-5)
 
@@ -131,9 +133,9 @@ def packed(seed: int):
     some = scenes.draw_scene(rng)
     asked = scenes.questions(some, rng)
     whole = next(q for q in asked if q.kind == "describe")
-    for question in [whole, *[q for q in asked if q is not whole][: train_vl.QUESTIONS - 2]]:
+    for question in [whole, *[q for q in asked if q is not whole][: shapes_batches.QUESTIONS - 2]]:
         yield scenes.picture(some), question.text, question.answer
-    yield None, train_vl.blind_prompt(rng), scenes.NO_PICTURE
+    yield None, shapes_batches.blind_prompt(rng), scenes.NO_PICTURE
 
 
 def _stock_loss(trainer, image, text, answer) -> float:
@@ -142,7 +144,7 @@ def _stock_loss(trainer, image, text, answer) -> float:
     rendered = tokenizer.apply_chat_template(
         [{"role": "user", "content": parts}], tokenize=False, add_generation_prompt=True
     )
-    rendered = rendered.replace("<|image_pad|>", "<|image_pad|>" * train_vl.IMAGE_TOKENS)
+    rendered = rendered.replace("<|image_pad|>", "<|image_pad|>" * shapes_model.IMAGE_TOKENS)
     prompt = tokenizer(rendered, add_special_tokens=False).input_ids
     reply = [*tokenizer(" " + answer, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
     ids = torch.tensor([prompt + reply])
@@ -158,7 +160,7 @@ def _stock_loss(trainer, image, text, answer) -> float:
 def test_a_guide_tells_how_much_of_the_stock_attention_misses_the_shape(trainer):
     """Of the word's to image tokens, and of all of the attention from where the answer begins to the word."""
     tokenizer, processor, model = trainer
-    part = train_vl.batch(tokenizer, processor, random.Random(5), 2, step=train_vl.READING_FROM)
+    part = shapes_batches.batch(tokenizer, processor, random.Random(5), 2, step=shapes_batches.READING_FROM)
     layers, found = model.model.language_model.layers, {}
     hooks = [
         layers[at].self_attn.register_forward_hook(lambda _, inputs, output, at=at: found.update({at: output[1]}))
@@ -174,20 +176,20 @@ def test_a_guide_tells_how_much_of_the_stock_attention_misses_the_shape(trainer)
     looking, reading = [], []
     for look, read in zip(*part.looks.values(), strict=True):
         assert tokenizer.decode(part.ids[look.row, look.slot]).strip() in SHAPES
-        on_image = found[0][look.row, train_vl.LOOKING[1], look.slot] * (
+        on_image = found[0][look.row, shapes_batches.LOOKING[1], look.slot] * (
             part.ids[look.row] == model.config.image_token_id
         )
         assert 1 < len(look.wanted) < len(on_image.nonzero())
         looking.append(-(on_image[look.wanted].sum() / on_image.sum()).log())
         assert part.learn[read.row, read.slot] == 0 < part.learn[read.row, read.slot + 1]
-        reading.append(-found[1][read.row, train_vl.READING[1], read.slot, look.slot].log())
+        reading.append(-found[1][read.row, shapes_batches.READING[1], read.slot, look.slot].log())
     assert len(looking) > 1
     missed = torch.stack(looking).mean() + torch.stack(reading).mean()
     assert (guided - unguided).item() == pytest.approx(missed.item(), abs=1e-5)
 
 
 def test_the_vision_tower_is_taught_what_is_in_each_cell():
-    found = train_vl.contents(THREE).view(6, 6, 2)
+    found = shapes_batches.contents(THREE).view(6, 6, 2)
     red, blue = (1 + list(COLOURS).index(name) for name in ("red", "blue"))
     assert found[0:2, 0:2].flatten(0, 1).unique(dim=0).tolist() == [[1 + SHAPES.index("circle"), red]]
     assert found[0:2, 4:6].flatten(0, 1).unique(dim=0).tolist() == [[1 + SHAPES.index("square"), blue]]
