@@ -208,7 +208,7 @@ def test_stop_reaches_into_the_vision_tower(engines, monkeypatch):
     look = engine.eyes.look
     monkeypatch.setattr(engine.eyes, "look", lambda *arguments: given.append(arguments[2]) or look(*arguments))
 
-    sample, plan, checkpoint = samples_of(engine)[0], Plan(PrefillCut(3)), Mock()
+    sample, plan, checkpoint = samples_of(engine)[0], Plan(PrefillCut(3)), Mock(return_value=None)
     analyse(engine, [sample], checkpoint=checkpoint)
     quality.measure(engine, [sample], [plan], checkpoint)
     scene_quality.measure_scenes(engine, 1, [plan], checkpoint)
